@@ -1,0 +1,1 @@
+"""The thin shell: parse, call one function, print its records."""
