@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from tierwise.core.errors import ConfigError
 
@@ -31,6 +32,8 @@ _MONEY = re.compile(
 def parse_size(text: str) -> int:
     """Return a number of bytes; `KB MB GB TB PB EB` are powers of 1000, `KiB ... EiB` of 1024.
 
+    A fraction such as `1.01 KiB` is rounded to the nearest byte.
+
     >>> parse_size("1 PB"), parse_size("1 PiB"), parse_size("64MiB"), parse_size("512")
     (1000000000000000, 1125899906842624, 67108864, 512)
 
@@ -45,11 +48,9 @@ def parse_size(text: str) -> int:
     number, prefix = match[1].replace(",", "").replace("_", ""), match[2].upper()
     scale = _BINARY[prefix] if prefix in _BINARY else _DECIMAL[prefix]
     whole, _, fraction = number.partition(".")
-    numerator = int(whole + fraction) * scale
-    scale_down = int(10 ** len(fraction))
-    if numerator % scale_down:
+    if fraction.strip("0") and not prefix:
         raise ConfigError(f"{text!r} is not a whole number of bytes")
-    return numerator // scale_down
+    return round(int(whole + fraction) * Fraction(scale, 10 ** len(fraction)))
 
 
 def format_size(num_bytes: float, *, binary: bool = False) -> str:
