@@ -12,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+BENCHES := curriculum offload archive_media fuse tco
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: demo test test-all lint bench model clean system-demo system-test
@@ -34,7 +35,8 @@ lint: $(STAMP)
 	$(BIN)/python .ci/module_sizes.py
 
 bench: $(STAMP) system-test
-	for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+	for name in $(BENCHES); do $(BIN)/python bench/$$name.py || exit 1; done
+	$(BIN)/python bench/to_markdown.py
 
 model: $(STAMP)
 	$(BIN)/python -m tierwise.curriculum.tiny.train --out src/tierwise/curriculum/tiny/weights
