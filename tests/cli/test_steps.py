@@ -140,3 +140,9 @@ def test_the_state_says_how_many_events_each_step_left(tmp_path: Path) -> None:
     state = json.loads((tmp_path / "state.json").read_text())
     assert state["num_events_after"] == {"a": 2, "b": 4, "c": 6}
     assert len(RunRecord(tmp_path, clock=float).events()) == 6
+
+
+def test_what_a_killed_write_left_behind_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / ".state.json.0a1b2c3d.part").write_text("{")
+    run(Script(resumable=False), tmp_path)
+    assert not list(tmp_path.glob(".*.part"))

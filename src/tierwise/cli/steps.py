@@ -76,6 +76,8 @@ def run_steps(
     _refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
+        for path in filter(_is_torn, list(folder.iterdir())):
+            path.unlink()
         identity = hashlib.sha256(config_text.encode()).hexdigest()
         done = _finished_steps(folder, identity)
         if done is None or len(done) == len(steps):
@@ -128,10 +130,15 @@ def _refuse_foreign(folder: Path) -> None:
         raise UsageError(f"{folder} is not a folder", hint="name another with --out")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise AccessError(f"not permitted to write in {folder}", hint="name another with --out")
-    if any(folder.iterdir()) and _read_state(folder) is None:
+    if any(not _is_torn(path) for path in folder.iterdir()) and _read_state(folder) is None:
         raise UsageError(
             f"{folder} is not empty and holds no run", hint="name an empty folder with --out"
         )
+
+
+def _is_torn(path: Path) -> bool:
+    """Return whether a file is what a killed whole-file write left behind."""
+    return path.name.startswith(".") and path.name.endswith(".part")
 
 
 @contextlib.contextmanager
