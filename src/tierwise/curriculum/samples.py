@@ -1,0 +1,318 @@
+"""Data in: a `Sample` is a question about pictures with its right answer; rows come from JSONL.
+
+A malformed row is a `DataError` that names file and line, or, with `skip_bad`, a counted
+`BadRow`. Pictures stay on disk until `load_image`; what can be wrong with one has a class of its
+own (`ImageFault`), because a picture that cannot be read must never count as a wrong answer.
+
+The plain layout has one object a line: `question` and `answer` (or `solution`), `images` (a path,
+or a list of paths, relative to the file), and optionally `id`, `task`, `source`. Other trainers'
+layouts are read by `layouts`. Left out: remote URLs, video, audio.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tierwise.core.errors import DataError, MissingFileError
+from tierwise.core.records import hash_file
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+IMAGE_TAG = "<image>"
+MAX_SIDE = 20_000
+"""Largest side of a picture, in pixels; beyond it a row is refused before it is decoded."""
+
+_ORIENTATION = 0x0112  # Source: Exif 2.32 (CIPA DC-008), tag 274
+_DEEP_MODES = frozenset({"I", "F", "I;16", "I;16B", "I;16L", "I;16N"})
+
+
+class ImageFault(StrEnum):
+    """What is wrong with a picture."""
+
+    MISSING = "image_missing"
+    EMPTY = "image_empty"
+    TRUNCATED = "image_truncated"
+    UNREADABLE = "image_unreadable"
+    ANIMATED = "image_animated"
+    DEEP = "image_16_bit"
+    CMYK = "image_cmyk"
+    ROTATED = "image_exif_rotated"
+    HUGE = "image_too_large"
+
+
+class BadImageError(DataError):
+    """Raised for a picture that cannot be used as it is; the row is left out, the run goes on."""
+
+    def __init__(self, message: str, *, fault: ImageFault, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.fault = fault
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keep the fault when an error crosses a process boundary."""
+        return (_rebuild, (self.message, self.fault, self.hint))
+
+
+def _rebuild(message: str, fault: ImageFault, hint: str | None) -> BadImageError:
+    return BadImageError(message, fault=fault, hint=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One question with its answer.
+
+    Attributes:
+        id: Unique in its data set; the content's hash when the file gives none.
+        question: What is asked; may hold one `<image>` tag a picture to say where each stands.
+        images: Paths of the pictures, in order; may be empty.
+        answer: The right answer as text.
+        task: A word for the kind of question, or "".
+        source: Where the sample comes from, or "".
+    """
+
+    id: str
+    question: str
+    answer: str
+    images: tuple[Path, ...] = ()
+    task: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRow:
+    """A row that was left out: where it stands and why."""
+
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSet:
+    """The samples of a file in its order, and the rows left out."""
+
+    samples: tuple[Sample, ...]
+    skipped: tuple[BadRow, ...] = ()
+
+
+def read_samples(path: Path, *, skip_bad: bool = False) -> SampleSet:
+    """Return the samples of a JSON Lines file in the plain layout.
+
+    Args:
+        path: The file; picture paths in it are relative to its folder.
+        skip_bad: Leave malformed rows out and count them, instead of stopping at the first.
+
+    Raises:
+        MissingFileError: No such file.
+        DataError: A malformed row and not `skip_bad`, or no usable row at all.
+    """
+    return collect_samples(path, _lines(path), sample_of_plain_row, skip_bad=skip_bad)
+
+
+def collect_samples(
+    path: Path,
+    rows: Iterable[tuple[str, str | Mapping[str, Any]]],
+    convert: Callable[[Mapping[str, Any], Path], Sample],
+    *,
+    skip_bad: bool,
+) -> SampleSet:
+    """Return what `convert(row, folder)` makes of each (place, row); a repeated id is a bad row."""
+    samples: list[Sample] = []
+    skipped: list[BadRow] = []
+    seen: dict[str, str] = {}
+    for place, raw in rows:
+        try:
+            row = _object_of(raw) if isinstance(raw, str) else raw
+            sample = convert(row, path.parent)
+            _refuse_repeated(sample.id, seen)
+        except DataError as error:
+            if not skip_bad:
+                raise DataError(f"{place}: {error.message}", hint=error.hint) from error
+            skipped.append(BadRow(place=place, reason=error.message))
+            continue
+        seen[sample.id] = place
+        samples.append(sample)
+    if not samples:
+        raise DataError(f"{path} holds no usable sample", hint=f"{len(skipped)} rows were skipped")
+    return SampleSet(samples=tuple(samples), skipped=tuple(skipped))
+
+
+def _refuse_repeated(identity: str, seen: Mapping[str, str]) -> None:
+    if identity in seen:
+        raise DataError(f"id {identity!r} was used before, at {seen[identity]}")
+
+
+def _lines(path: Path) -> Iterable[tuple[str, str]]:
+    if not path.is_file():
+        raise MissingFileError(f"no file {path}")
+    with path.open(encoding="utf-8", errors="surrogateescape") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                yield f"{path}:{number}", line
+
+
+def _object_of(line: str) -> Mapping[str, Any]:
+    try:
+        line.encode("utf-8")
+        row = json.loads(line)
+    except UnicodeEncodeError as error:
+        raise DataError("not UTF-8 text") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"not JSON: {error.msg}") from error
+    if not isinstance(row, dict):
+        raise DataError("not a JSON object")
+    return row
+
+
+def sample_of_plain_row(row: Mapping[str, Any], folder: Path) -> Sample:
+    """Return the sample of one row of the plain layout; picture paths are joined to `folder`."""
+    question = text_field(row, "question", "prompt", "problem")
+    answer = text_field(row, "answer", "solution", "ground_truth")
+    return make_sample(
+        question=question,
+        answer=answer,
+        images=image_paths(row.get("images", row.get("image")), folder),
+        given_id=row.get("id"),
+        task=str(row.get("task") or ""),
+        source=str(row.get("source") or ""),
+    )
+
+
+def text_field(row: Mapping[str, Any], *names: str) -> str:
+    """Return the first field present among `names` as text that is not empty."""
+    for name in names:
+        if name in row and row[name] is not None:
+            value = row[name]
+            if isinstance(value, bool) or not isinstance(value, str | int | float):
+                raise DataError(f"{name} is not text")
+            if not str(value).strip():
+                raise DataError(f"{name} is empty")
+            return str(value)
+    raise DataError(f"no {names[0]}")
+
+
+def image_paths(value: Any, folder: Path) -> tuple[Path, ...]:
+    """Return picture paths given as one path or a list of paths (or `{"path": ...}` objects)."""
+    if value is None:
+        return ()
+    items: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    paths = []
+    for item in items:
+        name = item.get("path") if isinstance(item, Mapping) else item
+        if not isinstance(name, str) or not name:
+            raise DataError("images is not a list of paths")
+        paths.append(folder / name)
+    return tuple(paths)
+
+
+def make_sample(
+    *,
+    question: str,
+    answer: str,
+    images: tuple[Path, ...],
+    given_id: object = None,
+    task: str = "",
+    source: str = "",
+) -> Sample:
+    """Return a checked sample; without a given id it is the hash of all the sample holds.
+
+    Raises:
+        DataError: The number of `<image>` tags is neither 0 nor the number of pictures, or the id
+            is not text or a number.
+    """
+    num_tags = question.count(IMAGE_TAG)
+    if num_tags not in (0, len(images)):
+        raise DataError(f"{num_tags} {IMAGE_TAG} tags for {len(images)} images")
+    if not question.replace(IMAGE_TAG, "").strip():
+        raise DataError("question is empty")
+    if given_id is not None and (isinstance(given_id, bool) or not isinstance(given_id, str | int)):
+        raise DataError("id is neither text nor a whole number")
+    identity = str(given_id) if given_id not in (None, "") else ""
+    return Sample(
+        id=identity or content_hash(question, answer, images),
+        question=question,
+        answer=answer,
+        images=images,
+        task=task,
+        source=source,
+    )
+
+
+def content_hash(question: str, answer: str, images: Sequence[Path]) -> str:
+    """Return 16 hex digits that depend on the texts and on the pictures' bytes, not their names.
+
+    A picture that cannot be read counts as its name, so that the row still has an id to err under.
+    """
+    parts = [question, answer, *(image_digest(path) for path in images)]
+    return hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def image_digest(path: Path) -> str:
+    """Return the SHA-256 of a picture's file, or `unreadable:NAME` where there is none to read."""
+    try:
+        return hash_file(path)
+    except OSError:
+        return f"unreadable:{path.name}"
+
+
+def load_image(path: Path) -> Image.Image:
+    """Return a picture as RGB, decoded in full.
+
+    Raises:
+        BadImageError: It is missing, empty, truncated, unreadable, animated, 16 bit, CMYK,
+            rotated by an EXIF tag, or has a side above 20,000 pixels.
+    """
+    import warnings
+
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        if path.stat().st_size == 0:
+            raise BadImageError(f"{path} has no bytes", fault=ImageFault.EMPTY)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's size warning; MAX_SIDE is our limit
+            picture = Image.open(path)
+    except FileNotFoundError as error:
+        raise BadImageError(f"no image {path}", fault=ImageFault.MISSING) from error
+    except Image.DecompressionBombError as error:
+        raise BadImageError(f"{path}: {error}", fault=ImageFault.HUGE) from error
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise BadImageError(f"{path} is not an image", fault=ImageFault.UNREADABLE) from error
+    with picture:
+        _refuse_unusual(picture, path)
+        try:
+            picture.load()
+        except (OSError, SyntaxError, ValueError, EOFError) as error:
+            raise BadImageError(
+                f"{path} is cut short or damaged", fault=ImageFault.TRUNCATED
+            ) from error
+        return picture.convert("RGB")
+
+
+def _refuse_unusual(picture: Image.Image, path: Path) -> None:
+    if max(picture.size) > MAX_SIDE:
+        width, height = picture.size
+        raise BadImageError(f"{path} is {width} x {height} pixels", fault=ImageFault.HUGE)
+    if getattr(picture, "n_frames", 1) > 1:
+        raise BadImageError(f"{path} is animated", fault=ImageFault.ANIMATED)
+    if picture.mode in _DEEP_MODES or ";16" in str(getattr(picture, "tile", "")):
+        raise BadImageError(
+            f"{path} has more than 8 bits a channel",
+            fault=ImageFault.DEEP,
+            hint="how to scale it is a decision: convert it to 8 bits yourself",
+        )
+    if picture.mode == "CMYK":
+        raise BadImageError(
+            f"{path} is CMYK", fault=ImageFault.CMYK, hint="convert it to RGB with its profile"
+        )
+    if picture.getexif().get(_ORIENTATION, 1) != 1:
+        raise BadImageError(
+            f"{path} is to be rotated by its EXIF tag",
+            fault=ImageFault.ROTATED,
+            hint="models disagree on whether to: apply the rotation and save it",
+        )
