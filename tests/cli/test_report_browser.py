@@ -21,7 +21,8 @@ OPTIONS = (
 FRAME = """<!DOCTYPE html><html><body><iframe id="f" style="border:0;height:900px;width:{width}px">
 </iframe><script>const f=document.getElementById('f');f.srcdoc={page};f.onload=()=>{{
 const d=f.contentDocument,broken=[...d.images].filter(i=>!i.naturalWidth).length;
-document.title=`probe ${{d.documentElement.scrollWidth}} ${{f.contentWindow.innerWidth}} ${{broken}}`
+const w=f.contentWindow.innerWidth;
+document.title=`probe ${{d.documentElement.scrollWidth}} ${{w}} ${{broken}}`
 }}</script></body></html>"""
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium"),
