@@ -1,0 +1,84 @@
+"""A model -> its blocks in forward order: the units in which work is handed to the host.
+
+A block is one layer of a stack (a child of a ModuleList or Sequential) or whatever stands beside
+the stacks (embedding, final norm, head). The registration order stands for the forward order
+until the first forward shows the true one. A tied parameter belongs to the first block that has
+it, which is also the one that needs it first.
+
+Left out: tracing the graph, and models whose order changes from step to step (the order is a
+matter of speed, never of bits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import nn
+
+_STACKS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Parameters that are needed, and become ready, together.
+
+    Attributes:
+        name: Path of its module in the model.
+        module: The module whose forward needs the parameters; None without a model.
+        parameters: Its parameters, without those of an earlier block.
+        rank: Place in the forward order; lower is needed sooner after a step.
+    """
+
+    name: str
+    module: nn.Module | None
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    rank: int = 0
+
+
+def split_blocks(model: nn.Module) -> list[Block]:
+    """Return the blocks of a model that own at least one parameter, in registration order."""
+    seen: set[int] = set()
+    blocks: list[Block] = []
+    total = sum(p.numel() for p in model.parameters())
+    for name, module, recurse in _walk(model, "", total):
+        parameters = [p for p in module.parameters(recurse=recurse) if id(p) not in seen]
+        seen.update(id(p) for p in parameters)
+        if parameters:
+            blocks.append(Block(name or "(root)", module, parameters, rank=len(blocks)))
+    return blocks
+
+
+def _walk(module: nn.Module, name: str, total: int) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Yield (path, module, whether its children belong to it)."""
+    if not isinstance(module, _STACKS):
+        yield name, module, False
+    children = dict(module.named_children())
+    for key, child in children.items():
+        path = f"{name}.{key}" if name else key
+        if _has_stack(child) and not _is_layer(module, child, total):
+            yield from _walk(child, path, total)
+        else:
+            yield path, child, True
+
+
+def _is_layer(parent: nn.Module, child: nn.Module, total: int) -> bool:
+    """Say whether a child of a stack is one block, though it has stacks of its own (experts)."""
+    return isinstance(parent, _STACKS) and 4 * sum(p.numel() for p in child.parameters()) <= total
+
+
+def _has_stack(module: nn.Module) -> bool:
+    return any(isinstance(part, _STACKS) and len(part) for part in module.modules())
+
+
+def single_blocks(parameters: list[nn.Parameter], *, num_elements: int = 1 << 20) -> list[Block]:
+    """Return blocks of about `num_elements` in the order given, for parameters without a model."""
+    blocks: list[Block] = []
+    size = num_elements
+    for parameter in parameters:
+        if size >= num_elements:
+            blocks.append(Block(f"part {len(blocks)}", None, [], rank=len(blocks)))
+            size = 0
+        blocks[-1].parameters.append(parameter)
+        size += parameter.numel()
+    return blocks

@@ -1,0 +1,50 @@
+"""Optimizer state on its way in and out, in the format of torch.optim.AdamW.
+
+Left out: sharded checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from tierwise.core.errors import DataError
+from tierwise.offload.memory import Slot
+
+
+def state_of(slot: Slot) -> dict[str, Tensor]:
+    """Return torch's entry for one parameter, over committed memory; bf16 adds `master`."""
+    state = {
+        "step": slot.step_tensor, "exp_avg": slot.m[slot.bank], "exp_avg_sq": slot.v[slot.bank],
+    }  # fmt: skip
+    if slot.is_bf16:
+        state["master"] = slot.master[slot.bank]
+    return state
+
+
+def check_state(
+    state: dict[int, dict[str, Any]],
+    groups: Sequence[dict[str, Any]],
+    sizes: Sequence[int],
+    params: Sequence[nn.Parameter],
+) -> None:
+    """Return if a state dict fits the parameters.
+
+    Raises:
+        DataError: It belongs to another model or another algorithm.
+    """
+    if [len(group["params"]) for group in groups] != list(sizes):
+        found = [len(group["params"]) for group in groups]
+        raise DataError(f"the state is of another model: groups of {found}, here {list(sizes)}")
+    if any(group.get("amsgrad") or group.get("maximize") for group in groups):
+        raise DataError("the state uses amsgrad or maximize, which OffloadAdamW does not have")
+    indices = [index for group in groups for index in group["params"]]
+    for index, param in zip(indices, params, strict=True):
+        if index in state and state[index]["exp_avg"].shape != param.shape:
+            shape = tuple(state[index]["exp_avg"].shape)
+            raise DataError(
+                f"the state is of another model: parameter {index} is {shape}, "
+                f"here {tuple(param.shape)}"
+            )
