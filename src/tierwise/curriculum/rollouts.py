@@ -70,7 +70,7 @@ def sample_rollouts(
         prompts: P encoded prompts.
         prompt_B: Which prompt each completion answers, ascending.
         seeds: One a completion.
-        temperature: Above 0.
+        temperature: 0 is greedy, and needs no seeds.
         max_new_tokens: Where a completion is cut.
         share_prompts: Run each prompt once; False runs it once a completion.
     """
@@ -94,9 +94,12 @@ def sample_rollouts(
     mask_BN = prompts.inputs["attention_mask"][prompt_B]
     logits_BV, row_B = logits_PV[prompt_B], torch.arange(size, device=prompt_B.device)
     for step in range(max_new_tokens):  # rows that have ended leave the batch
-        uniform_B = torch.from_numpy(keyed_uniform(keys[row_B.cpu().numpy()], step))
-        logprobs_BV = _log_softmax(model, logits_BV, temperature)
-        token_B = _choose(logprobs_BV, uniform_B.to(logits_BV.device))
+        logprobs_BV = _log_softmax(model, logits_BV, temperature or 1.0)
+        if temperature > 0:
+            uniform_B = torch.from_numpy(keyed_uniform(keys[row_B.cpu().numpy()], step))
+            token_B = _choose(logprobs_BV, uniform_B.to(logits_BV.device))
+        else:
+            token_B = logprobs_BV.argmax(dim=1)
         token_ids_BT[row_B, step] = token_B
         logprob_BT[row_B, step] = logprobs_BV.gather(1, token_B[:, None])[:, 0]
         length_B[row_B] += 1
