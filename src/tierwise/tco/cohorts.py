@@ -1,0 +1,102 @@
+"""A need per year -> whole units bought, their vintages, retirements and spares.
+
+Every component of a store is such a population: media by capacity, slots, readers and racks by
+count. A cohort is what was bought in one year; it keeps its own capacity, power and price, and
+leaves as a whole when its life ends. Nothing is bought for a year at or past the horizon, so a
+medium that lasts exactly as long as the scenario is never replaced.
+
+Failures are spares bought beside the cohorts: a failed unit's successor takes its place and its
+end of life, so a failure and an end of life never pay for the same unit twice. Expected
+failures add up over years and whole spares are bought as they reach one. Left out: the age of a
+unit in its failure rate (a bathtub curve), and buying ahead of need.
+
+Legend: T years, S samples. Amounts are in the unit of the need (TB, slots, readers, kW).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierwise.tco.inputs import Array
+
+# whole-unit rounding forgives this much, relative to one unit: 10 TB / 0.1 TB is 100 units
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cohorts:
+    """What happened to one population, by year and sample (all arrays TS).
+
+    Attributes:
+        bought: Whole units bought, spares apart.
+        growth_share: Part of `bought` that growth asked for; the rest replaces.
+        retired: Units that left at the start of the year.
+        retired_share: The amount that left over the amount that was there.
+        installed: Units in service after buying.
+        installed_weight: Sum of the weights (watts, purchase price) of installed units.
+        retired_weight: Sum of the weights of units that left this year.
+        spares: Whole units bought because others failed.
+    """
+
+    bought: Array
+    growth_share: Array
+    retired: Array
+    retired_share: Array
+    installed: Array
+    installed_weight: Array
+    retired_weight: Array
+    spares: Array
+
+
+def run_cohorts(
+    need_TS: Array, per_unit_TS: Array, life_TS: NDArray[np.int64], weight_TS: Array, afr_S: Array
+) -> Cohorts:
+    """Return the history of a population that always covers its need with whole units.
+
+    Args:
+        need_TS: Amount needed each year.
+        per_unit_TS: Amount one unit bought that year holds.
+        life_TS: Years a unit bought that year stays; at least 1.
+        weight_TS: What to add up over installed units, by year bought (watts, dollars).
+        afr_S: Failures a year and unit.
+    """
+    num_years, num_samples = need_TS.shape
+    columns = np.arange(num_samples)
+    out = {name: np.zeros((num_years, num_samples)) for name in Cohorts.__slots__}
+    leaving_units, leaving_amount, leaving_weight = (
+        np.zeros((num_years, num_samples)) for _ in range(3)
+    )
+    units, amount, weight, failures = (np.zeros(num_samples) for _ in range(4))
+    before = np.zeros(num_samples)
+    for year in range(num_years):
+        need, per_unit = need_TS[year], per_unit_TS[year]
+        retired, gone = leaving_units[year], leaving_amount[year]
+        out["retired"][year], out["retired_weight"][year] = retired, leaving_weight[year]
+        out["retired_share"][year] = np.divide(
+            gone, amount, out=np.zeros(num_samples), where=amount > 0
+        )
+        units = units - retired
+        weight = np.where(units > 0, weight - leaving_weight[year], 0.0)
+        amount = np.where(units > 0, amount - gone, 0.0)
+        gap = np.maximum(need - amount, 0.0)
+        bought = np.ceil(gap / per_unit - ROUNDING)
+        growth = np.minimum(gap, np.maximum(need - before, 0.0))
+        out["growth_share"][year] = np.divide(growth, gap, out=np.zeros(num_samples), where=gap > 0)
+        leaves = year + life_TS[year]
+        stays = leaves < num_years
+        at = (leaves[stays], columns[stays])
+        leaving_units[at] += bought[stays]
+        leaving_amount[at] += (bought * per_unit)[stays]
+        leaving_weight[at] += (bought * weight_TS[year])[stays]
+        units, amount = units + bought, amount + bought * per_unit
+        weight = weight + bought * weight_TS[year]
+        failures = failures + afr_S * units
+        spares = np.floor(failures + ROUNDING)
+        failures = failures - spares
+        out["bought"][year], out["spares"][year] = bought, spares
+        out["installed"][year], out["installed_weight"][year] = units, weight
+        before = need
+    return Cohorts(**out)
