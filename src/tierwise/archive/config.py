@@ -1,0 +1,138 @@
+"""What an archive is made of: `archive.toml` in its root, and the sizes of known discs.
+
+Left out: everything that changes while the archive lives, which is in the catalogue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tierwise.core.config import dump_config, load_config
+from tierwise.core.errors import ConfigError, DataError, MissingFileError
+from tierwise.core.records import write_whole
+
+CONFIG_NAME = "archive.toml"
+FORMAT = 1
+
+DISC_SIZES: dict[str, int] = {
+    "bd-25": 25_025_314_816,  # BD-R SL, ECMA-… user sectors x 2048
+    "bd-50": 50_050_629_632,  # BD-R DL
+    "bd-100": 100_103_356_416,  # BD-R XL TL
+    "bd-128": 128_001_769_472,  # BD-R XL QL
+}
+"""User bytes of a blank disc without defect management.
+
+Source: Blu-ray Disc Association, White Paper Blu-ray Disc Format General, 6th edition, 2018.
+"""
+
+MIN_DISC_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveConfig:
+    """The choices an archive keeps for life.
+
+    Attributes:
+        archive_id: 32 hex digits, on every disc; the first 8 are part of its label.
+        disc_size_bytes: What one disc holds.
+        media: Disc type for the inventory: a key of `DISC_SIZES`, or any word.
+        data_discs: Data images per array (k).
+        parity_discs: Parity images per array (m).
+        forepart_bytes: Head of each file that stays in the metadata volume; OLFS keeps 256 KB
+            (Yan et al., EuroSys 2017, recalled, not checked against the text).
+        versions_kept: Contents of a file that stay listed; OLFS's version ring has 15 entries
+            (same caution).
+        buffer_size_bytes: What the disk buffer may hold before writers get ENOSPC; None: the disk.
+        library: Folder of the disc library, relative to the archive's root.
+        library_slots: Discs the library holds.
+        format: Version of the archive's layout.
+    """
+
+    archive_id: str
+    disc_size_bytes: int
+    media: str = "bd-100"
+    data_discs: int = 10
+    parity_discs: int = 2
+    forepart_bytes: int = 256 * 1024
+    versions_kept: int = 15
+    buffer_size_bytes: int | None = None
+    library: str = "library"
+    library_slots: int = 6120
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        if self.disc_size_bytes < MIN_DISC_BYTES:
+            raise ConfigError(
+                f"a disc of {self.disc_size_bytes} bytes is too small",
+                hint=f"the least is {MIN_DISC_BYTES} bytes",
+            )
+        if not (1 <= self.data_discs <= 200 and 0 <= self.parity_discs <= 4):
+            raise ConfigError(
+                f"an array of {self.data_discs}+{self.parity_discs} discs is not possible",
+                hint="1 to 200 data discs and 0 to 4 parity discs",
+            )
+        if self.data_discs + self.parity_discs > self.library_slots:
+            raise ConfigError(
+                f"an array of {self.data_discs + self.parity_discs} discs does not fit a library"
+                f" of {self.library_slots}",
+                hint="take a smaller array or a larger library",
+            )
+        if self.versions_kept < 1 or self.forepart_bytes < 0:
+            raise ConfigError("versions_kept is at least 1 and forepart_bytes at least 0")
+
+
+def parse_disc(text: str) -> tuple[str, int]:
+    """Return (media, bytes) of a disc named like `bd-100` or by its size.
+
+    >>> parse_disc("bd-25")[1], parse_disc("64MiB")
+    (25025314816, ('disc', 67108864))
+    """
+    from tierwise.core.units import parse_size
+
+    if text.lower() in DISC_SIZES:
+        return text.lower(), DISC_SIZES[text.lower()]
+    try:
+        return "disc", parse_size(text)
+    except ConfigError as error:
+        raise ConfigError(
+            f"no disc type {text!r}", hint=f"one of {', '.join(DISC_SIZES)}, or a size like 64MiB"
+        ) from error
+
+
+def parse_array(text: str) -> tuple[int, int]:
+    """Return (data discs, parity discs) of `10+2`.
+
+    >>> parse_array("10+2")
+    (10, 2)
+    """
+    k, plus, m = text.partition("+")
+    if not (plus and k.strip().isdigit() and m.strip().isdigit()):
+        raise ConfigError(f"{text!r} is not an array", hint="write it like 10+2")
+    return int(k), int(m)
+
+
+def write_archive_config(root: Path, config: ArchiveConfig) -> None:
+    """Write `archive.toml` whole."""
+    write_whole(root / CONFIG_NAME, dump_config(config))
+
+
+def read_archive_config(root: Path) -> ArchiveConfig:
+    """Return the configuration of the archive in `root`.
+
+    Raises:
+        MissingFileError: There is no archive.
+        DataError: It is of a format this version does not know.
+    """
+    path = root / CONFIG_NAME
+    if not path.exists():
+        raise MissingFileError(
+            f"no archive in {root}", hint=f"make one: tierwise archive init {root}"
+        )
+    config = load_config(ArchiveConfig, path)
+    if config.format > FORMAT:
+        raise DataError(
+            f"the archive in {root} is of format {config.format}, newer than {FORMAT}",
+            hint="use the tierwise that made it, or a newer one",
+        )
+    return config
