@@ -2,9 +2,213 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
+
+from tierwise.cli.options import debug_option, json_option, print_result
+
+if TYPE_CHECKING:
+    from tierwise.curriculum.samples import SampleSet
+    from tierwise.curriculum.scoring import ScoreConfig
+
+_ARMS = (
+    "all", "mid+hard", "random", "unsolved", "band", "easy", "medium", "hard", "random-medium",
+    "random-hard",
+)  # fmt: skip
+_CONFIG_NAME = "config.toml"
 
 
 @click.group()
 def group() -> None:
     """Which sample: score, select, train, audit."""
+
+
+@group.command()
+@click.argument("data", type=click.Path(path_type=Path))
+@click.option("--model", required=True, help="A model folder; 'tiny' is the one that ships.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Folder of the log and scores."
+)
+@click.option("--config", type=click.Path(path_type=Path), help="TOML; the paper's by default.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting.")
+@click.option("--seed", default=0, show_default=True, help="Of every mask and token.")
+@click.option("--resume", is_flag=True, help="Go on with the attempts already in the folder.")
+@click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
+@json_option
+@debug_option
+def score(
+    *,
+    data: Path,
+    model: str,
+    out: Path,
+    config: Path | None,
+    overrides: tuple[str, ...],
+    seed: int,
+    resume: bool,
+    skip_bad: bool,
+    as_json: bool,
+) -> None:
+    """Ask a model each question of DATA many times and score how hard each is for it."""
+    from tierwise.core.errors import StateError
+    from tierwise.core.extras import require_extra
+
+    require_extra("curriculum")
+    from tierwise.core.config import dump_config
+    from tierwise.core.progress import choose_progress
+    from tierwise.core.records import write_whole
+    from tierwise.curriculum.attempts import LOG_NAME
+
+    settings = _settings(config, overrides)
+    samples = _read(data, skip_bad=skip_bad)
+    if (out / LOG_NAME).exists() and not resume:
+        raise StateError(
+            f"{out} holds attempts already", hint="add --resume to go on, or choose another --out"
+        )
+    from tierwise.curriculum.models import LocalModel
+    from tierwise.curriculum.scores import SCORES_NAME
+    from tierwise.curriculum.scoring import score as run
+
+    found = run(
+        samples,
+        LocalModel.load(_model_folder(model)),
+        config=settings,
+        folder=out,
+        seed=seed,
+        progress=choose_progress(as_json=as_json),
+    )
+    write_whole(out / _CONFIG_NAME, dump_config(settings))
+    from tierwise.curriculum.pism import Stratum, strata_counts
+
+    counts = strata_counts([row.pism_stratum for row in found.rows])
+    result: dict[str, object] = {
+        "scores": str(out / SCORES_NAME),
+        "samples": len(found.rows),
+        "rows_skipped": len(samples.skipped),
+        "attempts": int(found.spent["attempts"]),
+        "errors": int(found.spent["errors"]),
+        **{one.value: count for one, count in counts.items() if one is not Stratum.ERROR},
+        "without_stratum": counts[Stratum.ERROR],
+    }
+    print_result(result, as_json=as_json)
+
+
+@group.command()
+@click.argument("data", type=click.Path(path_type=Path))
+@click.option(
+    "--scores", "folder", required=True, type=click.Path(path_type=Path), help="Scored folder."
+)
+@click.option("--arm", type=click.Choice(_ARMS), default="mid+hard", show_default=True)
+@click.option(
+    "--by",
+    type=click.Choice(["pism", "cmab", "cmab_quantile"]),
+    default="pism",
+    show_default=True,
+    help="Which difficulty the strata are taken from.",
+)
+@click.option("--seed", default=0, show_default=True, help="Of the random arms.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="JSONL to write.")
+@click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
+@json_option
+@debug_option
+def select(
+    *,
+    data: Path,
+    folder: Path,
+    arm: str,
+    by: str,
+    seed: int,
+    out: Path,
+    skip_bad: bool,
+    as_json: bool,
+) -> None:
+    """Write the samples of DATA that an arm chooses, by their scores."""
+    from tierwise.core.extras import require_extra
+
+    require_extra("curriculum")
+    from tierwise.curriculum.scores import SCORES_NAME, read_scores
+    from tierwise.curriculum.select import Arm, write_selection
+    from tierwise.curriculum.select import select as choose
+
+    samples = _read(data, skip_bad=skip_bad)
+    chosen = choose(
+        samples.samples,
+        read_scores(folder / SCORES_NAME),
+        Arm(arm),
+        seed=seed,
+        by=by,  # type: ignore[arg-type]
+    )
+    write_selection(chosen, out)
+    print_result({"arm": arm, "samples": len(chosen.samples), "file": str(out)}, as_json=as_json)
+
+
+@group.command()
+@click.argument("data", type=click.Path(path_type=Path))
+@click.option(
+    "--scores", "folder", required=True, type=click.Path(path_type=Path), help="Scored folder."
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Report folder.")
+@click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
+@json_option
+@debug_option
+def report(*, data: Path, folder: Path, out: Path, skip_bad: bool, as_json: bool) -> None:
+    """Write report.html about a scored DATA: strata, curves, pictures at their lambda*, cost."""
+    from tierwise.core.extras import require_extra
+
+    require_extra("curriculum")
+    require_extra("report")
+    from dataclasses import replace
+
+    from tierwise.core.report import Report, write_report
+    from tierwise.curriculum.attempts import LOG_NAME, AttemptLog
+    from tierwise.curriculum.figures import report_section
+    from tierwise.curriculum.scores import SCORES_NAME, read_scores
+
+    samples = _read(data, skip_bad=skip_bad)
+    scores = read_scores(folder / SCORES_NAME)
+    config = folder / _CONFIG_NAME
+    settings = _settings(config if config.exists() else None, ())
+    if (folder / LOG_NAME).exists():
+        with AttemptLog(folder / LOG_NAME) as log:
+            scores = replace(scores, spent=log.totals())
+    section = report_section(scores, samples.samples, masking=settings.masking, seed=scores.seed)
+    page = write_report(
+        Report(
+            title=f"How hard is {data.name}",
+            summary=(
+                ("samples", str(len(scores.rows))),
+                ("model", scores.model_hash),
+                ("seed", str(scores.seed)),
+            ),
+            sections=(section,),
+        ),
+        out,
+    )
+    print_result({"report": str(page)}, as_json=as_json)
+
+
+def _settings(config: Path | None, overrides: tuple[str, ...]) -> ScoreConfig:
+    from tierwise.core.config import load_config, parse_config
+    from tierwise.curriculum.scoring import ScoreConfig
+
+    if config is None:
+        settings = parse_config(ScoreConfig, "", overrides=overrides, name="--set")
+    else:
+        settings = load_config(ScoreConfig, config, overrides)
+    settings.check()
+    return settings
+
+
+def _read(data: Path, *, skip_bad: bool) -> SampleSet:
+    from tierwise.curriculum.samples import read_samples
+
+    return read_samples(data, skip_bad=skip_bad)
+
+
+def _model_folder(model: str) -> Path:
+    if model != "tiny":
+        return Path(model)
+    from tierwise.curriculum.tiny.build import tiny_model_path
+
+    return tiny_model_path()

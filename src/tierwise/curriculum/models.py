@@ -96,6 +96,7 @@ class LocalModel:
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.template = template or PromptTemplate()
+        self._prompts: dict[tuple[str, int], str] = {}
         if getattr(processor, "chat_template", None) is None:
             if getattr(self.tokenizer, "chat_template", None) is None:
                 raise UsageError(
@@ -182,6 +183,13 @@ class LocalModel:
 
     def prompt_text(self, question: str, *, num_images: int) -> str:
         """Return the prompt as text; pictures stand at the question's tags, else before it."""
+        if (question, num_images) not in self._prompts:
+            if len(self._prompts) > 4096:
+                self._prompts.clear()
+            self._prompts[question, num_images] = self._render(question, num_images)
+        return self._prompts[question, num_images]
+
+    def _render(self, question: str, num_images: int) -> str:
         content: list[dict[str, str]] = []
         pieces = question.split(IMAGE_TAG) if IMAGE_TAG in question else None
         if pieces is None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from functools import lru_cache
 
 from tierwise.curriculum import answers
 from tierwise.curriculum.answers import AnswerKind, Box, Number
@@ -49,6 +50,7 @@ class Judgement:
     error: str = ""
 
 
+@lru_cache(maxsize=1 << 16)  # a short answer is judged again and again
 def judge(
     gold: str, completion: str, *, task: str = "", kind: AnswerKind | None = None
 ) -> Judgement:

@@ -1,0 +1,276 @@
+"""CMAB, measured: the attention on picture and text tokens while the model writes its answer.
+
+What is done with the sums is `balance`; here they are taken. Attention is read while it streams
+past: for the duration of one teacher-forced pass the decoder runs on an attention function that
+leaves the model's own (fused) attention as it is and reduces the rows of interest to four sums a
+layer and token, in chunks of bounded size. No attention map is kept, so memory grows neither with
+the layers nor with the length of the answer. The answer measured is the one that was judged (the
+released code measures a fresh one).
+
+How heads are combined is not stated in the paper; they are averaged. Left out: visual sinks.
+
+Source: Qi et al., https://arxiv.org/abs/2511.06722, section on cross-modality attention balance.
+
+Shapes: B rows, H heads, Q queries, N keys, P prompt tokens, T generated tokens, L layers, S sets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tierwise.core.errors import StateError
+from tierwise.curriculum.balance import Variant, balance_of
+from tierwise.curriculum.models import Completions, LocalModel, Prompts
+from tierwise.curriculum.samples import Sample
+
+_NAME = "tierwise_streaming"
+_CHUNK_ELEMENTS = 1 << 22  # 16 MiB of float32: the most that one chunk of attention may take
+_IMAGE, _TEXT, _SINK, _QUESTION = range(4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBalance:
+    """The attention balance of one answer: rho-bar by variant, over `num_tokens` tokens."""
+
+    ratios: Mapping[Variant, float]
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Where sums go while the model runs: (B, T, S) by layer."""
+
+    sets_BSN: Tensor
+    first_query: int
+    sums: dict[int, Tensor] = field(default_factory=dict)
+
+
+_STREAM: ContextVar[_Stream | None] = ContextVar("tierwise_attention_stream", default=None)
+
+
+@torch.inference_mode()
+def measure_balance(
+    model: LocalModel, samples: Sequence[Sample], prompts: Prompts, completions: Completions
+) -> list[AttentionBalance]:
+    """Return the attention balance of each row's completion, in one pass over the batch.
+
+    Args:
+        model: The model that wrote the completions.
+        samples: One a row.
+        prompts: What the completions answer.
+        completions: From `LocalModel.generate`, for instance greedy.
+
+    Raises:
+        StateError: This model's attention cannot be read.
+    """
+    sets_BSP = token_sets(model, samples, prompts)
+    inputs, prompt_length = _with_answers(prompts, completions)
+    length = inputs["input_ids"].shape[1]
+    sets_BSN = torch.nn.functional.pad(sets_BSP, (0, length - prompt_length)).float()
+    stream = _Stream(sets_BSN=sets_BSN, first_query=prompt_length - 1)
+    with _streaming(model), _into(stream):
+        model.model(**inputs, use_cache=False)
+    num_layers = text_config(model).num_hidden_layers
+    if sorted(stream.sums) != list(range(num_layers)):
+        raise StateError(
+            f"the attention of {len(stream.sums)} of {num_layers} layers could be read",
+            hint="attention balance needs a model whose every layer attends; leave it out "
+            "(cmab = false)",
+        )
+    sums_LBTS = torch.stack([stream.sums[layer] for layer in range(num_layers)]).double()
+    sizes_BS = sets_BSP.sum(2).double()
+    return [
+        _balances(sums_LBTS[:, row, : int(length)], sizes_BS[row])
+        for row, length in enumerate(completions.lengths_B)
+    ]
+
+
+def _balances(sums_LTS: Tensor, sizes_S: Tensor) -> AttentionBalance:
+    image_LT = sums_LTS[:, :, _IMAGE]
+    texts = {
+        Variant.SUM: sums_LTS[:, :, _TEXT],
+        Variant.MEAN: sums_LTS[:, :, _TEXT] * (sizes_S[_IMAGE] / sizes_S[_TEXT]),
+        Variant.SINK_MASKED: sums_LTS[:, :, _TEXT] - sums_LTS[:, :, _SINK],
+        Variant.QUESTION_ONLY: sums_LTS[:, :, _QUESTION],
+    }
+    ratios = {
+        variant: balance_of(image_LT.tolist(), text_LT.tolist())
+        for variant, text_LT in texts.items()
+    }
+    return AttentionBalance(ratios=ratios, num_tokens=sums_LTS.shape[1])
+
+
+def _with_answers(prompts: Prompts, completions: Completions) -> tuple[dict[str, Tensor], int]:
+    """Return inputs with all but the last answer token appended, and the prompt's length."""
+    inputs = dict(prompts.inputs)
+    input_ids_BP, mask_BP = inputs["input_ids"], inputs["attention_mask"]
+    answer_BT = completions.token_ids_BT[:, :-1]
+    steps_T = torch.arange(answer_BT.shape[1], device=answer_BT.device)
+    real_BT = (steps_T[None] < completions.lengths_B[:, None]).to(mask_BP.dtype)
+    shape = input_ids_BP.shape
+    for name, value in inputs.items():  # token types: an answer is text, type 0
+        if name not in ("input_ids", "attention_mask") and value.shape == shape:
+            zeros_BT = value.new_zeros((shape[0], answer_BT.shape[1]))
+            inputs[name] = torch.cat([value, zeros_BT], dim=1)
+    inputs["input_ids"] = torch.cat([input_ids_BP, answer_BT], dim=1)
+    inputs["attention_mask"] = torch.cat([mask_BP, real_BT], dim=1)
+    return inputs, shape[1]
+
+
+def token_sets(model: LocalModel, samples: Sequence[Sample], prompts: Prompts) -> Tensor:
+    """Return (B, S, P) which prompt tokens are image, text, sink and question."""
+    input_ids_BP = prompts.inputs["input_ids"]
+    real_BP = prompts.inputs["attention_mask"].bool()
+    images = torch.tensor(model.image_token_ids(), device=input_ids_BP.device)
+    image_BP = torch.isin(input_ids_BP, images) & real_BP
+    text_BP = real_BP & ~image_BP
+    sink_BP = text_BP & (real_BP.cumsum(1) == 1)
+    question_BP = torch.zeros_like(text_BP)
+    for row, (sample, text) in enumerate(zip(samples, prompts.texts, strict=True)):
+        marks = _question_marks(model, sample, text, images.tolist())
+        places = text_BP[row].nonzero()[:, 0]
+        used = min(len(marks), len(places))  # aligned from the end: extras stand by the picture
+        if used:
+            tail = torch.tensor(marks[len(marks) - used :], device=text_BP.device)
+            question_BP[row, places[len(places) - used :]] = tail
+    return torch.stack([image_BP, text_BP, sink_BP, question_BP], dim=1)
+
+
+def _question_marks(
+    model: LocalModel, sample: Sample, prompt: str, image_ids: Sequence[int]
+) -> list[bool]:
+    """Return for each text token of a prompt whether it is the question's.
+
+    The question is what differs between the prompt and the same prompt with no question.
+    """
+    empty = model.prompt_text("<image>" * len(sample.images), num_images=len(sample.images))
+    ids, bare = (
+        [
+            token
+            for token in model.tokenizer(text, add_special_tokens=False)["input_ids"]
+            if token not in image_ids
+        ]
+        for text in (prompt, empty)
+    )
+    before = 0
+    while before < min(len(ids), len(bare)) and ids[before] == bare[before]:
+        before += 1
+    after = 0
+    while after < min(len(ids), len(bare)) - before and ids[-1 - after] == bare[-1 - after]:
+        after += 1
+    return [before <= place < len(ids) - after for place in range(len(ids))]
+
+
+def text_config(model: LocalModel) -> Any:
+    """Return the configuration of the model's decoder."""
+    config = model.model.config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+@contextlib.contextmanager
+def _into(stream: _Stream) -> Iterator[None]:
+    token = _STREAM.set(stream)
+    try:
+        yield
+    finally:
+        _STREAM.reset(token)
+
+
+@contextlib.contextmanager
+def _streaming(model: LocalModel) -> Iterator[None]:
+    """Run the decoder on the streaming attention inside the block, then on its own again.
+
+    Raises:
+        StateError: The model does not let its attention be exchanged.
+    """
+    _register()
+    network, config = model.model, text_config(model)
+    before = config._attn_implementation
+    name = next(
+        (name for name in network.config.sub_configs if getattr(network.config, name) is config), ""
+    )
+    network.set_attn_implementation({name: _NAME})
+    try:
+        if config._attn_implementation != _NAME:
+            raise StateError(
+                f"{type(network).__name__} does not let its attention be read",
+                hint="attention balance needs a model on transformers' attention interface; "
+                "leave it out (cmab = false)",
+            )
+        yield
+    finally:
+        network.set_attn_implementation({name: before})
+
+
+def _register() -> None:
+    """Make the streaming attention known to transformers; doing it again changes nothing."""
+    import transformers
+    from transformers.masking_utils import sdpa_mask
+
+    kit: Any = transformers
+    kit.AttentionInterface.register(_NAME, _streaming_attention)
+    kit.AttentionMaskInterface.register(_NAME, sdpa_mask)
+
+
+def _streaming_attention(  # noqa: PLR0917 - transformers calls it by position
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Return what fused attention returns, having sent the sums of interest to the stream."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    stream = _STREAM.get()
+    if stream is not None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        layer = getattr(module, "layer_idx", None)
+        if not isinstance(layer, int):
+            raise StateError(f"{type(module).__name__} does not say which layer it is")
+        stream.sums[layer] = _sums(stream, query, key, attention_mask, scale)
+    output: Any = sdpa_attention_forward
+    result, _ = output(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    assert isinstance(result, Tensor)
+    return result, None
+
+
+def _sums(stream: _Stream, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Return (B, T, S): attention of the queries from `first_query` on each set, heads averaged."""
+    batch, heads, num_queries, _ = query.shape
+    groups, num_keys = key.shape[1], key.shape[2]
+    rows = max(1, _CHUNK_ELEMENTS // (batch * heads * num_keys))
+    grouped_key = key[:, :, None].float()  # (B, G, 1, N, D): shared by the heads of a group
+    pieces = []
+    for start in range(stream.first_query, num_queries, rows):
+        chunk = query[:, :, start : start + rows].float()
+        grouped = chunk.reshape(batch, groups, heads // groups, *chunk.shape[2:])
+        scores = (grouped @ grouped_key.mT * scale).reshape(batch, heads, -1, num_keys)
+        scores = scores + _bias(mask, scores, start=start, num_queries=num_queries)
+        weights_BQN = scores.softmax(dim=-1).mean(dim=1)
+        pieces.append(torch.einsum("bqn,bsn->bqs", weights_BQN, stream.sets_BSN))
+    return torch.cat(pieces, dim=1)
+
+
+def _bias(mask: Tensor | None, scores: Tensor, *, start: int, num_queries: int) -> Tensor:
+    """Return what is added to the scores of the queries from `start` on: 0 or the lowest number."""
+    count, num_keys = scores.shape[2:]
+    if mask is None:  # fused attention then is plainly causal
+        places = torch.arange(start, start + count, device=scores.device)[:, None]
+        keys = torch.arange(num_keys, device=scores.device)[None]
+        allowed = keys <= places + num_keys - num_queries
+    elif mask.dtype == torch.bool:
+        allowed = mask[:, :, start : start + count]
+    else:
+        return mask[:, :, start : start + count].to(scores.dtype)
+    lowest = torch.finfo(scores.dtype).min
+    return torch.zeros((), dtype=scores.dtype, device=scores.device).where(allowed, lowest)

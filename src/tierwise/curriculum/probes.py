@@ -1,0 +1,397 @@
+"""Asking: attempt keys -> batches -> pictures -> answers -> rows of the log.
+
+Batches are made of the whole list of keys, not of what is still missing, so that a resumed run
+asks in the same batches as an uninterrupted one and gets the same rows; a batch is written in one
+transaction. What goes wrong with one row (a picture, the model, the judge) is that row's error.
+A batch that fails as a whole is halved until the row that fails stands alone.
+
+Left out: the choice of what to ask, which is `scores` (the whole grid) and `adaptive`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from tierwise.core.errors import TierwiseError
+from tierwise.core.progress import SILENT, Progress
+from tierwise.curriculum.attempts import Attempt, AttemptKey, AttemptLog, Balance, Probe
+from tierwise.curriculum.masks import Fill, MaskKind, Pixels, grey_picture, mask_picture
+from tierwise.curriculum.models import LocalModel, key_seed
+from tierwise.curriculum.samples import BadImageError, Sample, image_digest, load_image
+from tierwise.curriculum.verdicts import Verdict, judge
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_LEASE_S = 900.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How answers are drawn. Defaults: the paper's released script.
+
+    Attributes:
+        temperature: Of the sampled probes; the greedy one has none.
+        max_new_tokens: Where an answer is cut, in tokens.
+        batch_size: Rows asked together.
+    """
+
+    temperature: float = 0.7
+    max_new_tokens: int = 1024
+    batch_size: int = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Masking:
+    """How pictures are masked; see `masks`."""
+
+    kind: MaskKind = MaskKind.PIXEL
+    fill: Fill = Fill.BLACK
+    patch_side: int = 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One question as it is put: the sample, its pictures (None: none are shown), a seed."""
+
+    sample: Sample
+    images: tuple[Image.Image, ...] | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What came back: a text, or the class of an error; attention balances if measured."""
+
+    text: str
+    num_tokens: int = 0
+    finished: bool = True
+    error: str = ""
+    ratios: Mapping[str, float] | None = None
+
+
+class Answerer(Protocol):
+    """Anything that answers questions about pictures: a local model, a pool of servers."""
+
+    def model_hash(self) -> str:
+        """Return what identifies the model."""
+
+    def prompt_hash(self) -> str:
+        """Return what identifies how a question becomes a prompt."""
+
+    def answer(
+        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+    ) -> list[Reply]:
+        """Return one reply a request, in order; the requests all show pictures or none does."""
+
+
+class LocalAnswerer:
+    """A local model as an `Answerer`."""
+
+    def __init__(self, model: LocalModel) -> None:
+        self.model = model
+
+    def model_hash(self) -> str:
+        """Return the hash of the weights."""
+        return self.model.model_hash()
+
+    def prompt_hash(self) -> str:
+        """Return the hash of the template."""
+        return self.model.prompt_hash()
+
+    def answer(
+        self,
+        requests: Sequence[Request],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        balance: bool = False,
+    ) -> list[Reply]:
+        """Return one reply a request; a batch that fails is halved until one row fails alone.
+
+        Args:
+            requests: All of them show pictures, or none does.
+            temperature: 0 is greedy.
+            max_new_tokens: Where an answer is cut, in tokens.
+            balance: Measure the attention balance of each answer.
+
+        Raises:
+            StateError: `balance`, and this model's attention cannot be read.
+        """
+        try:
+            return self._answer(requests, temperature, max_new_tokens, balance)
+        except TierwiseError:
+            raise
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
+            if len(requests) == 1:
+                return [Reply(text="", error=f"model_failed:{type(error).__name__}")]
+        middle = len(requests) // 2
+        return [
+            reply
+            for half in (requests[:middle], requests[middle:])
+            for reply in self.answer(
+                half, temperature=temperature, max_new_tokens=max_new_tokens, balance=balance
+            )
+        ]
+
+    def _answer(
+        self, requests: Sequence[Request], temperature: float, max_new_tokens: int, balance: bool
+    ) -> list[Reply]:
+        blind = requests[0].images is None
+        samples = [request.sample for request in requests]
+        pictures = None if blind else [request.images or () for request in requests]
+        prompts = self.model.encode(samples, pictures)
+        done = self.model.generate(
+            prompts,
+            seeds=[request.seed for request in requests],
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+        )
+        ratios: Sequence[Mapping[str, float] | None] = [None] * len(requests)
+        if balance and not blind:
+            from tierwise.curriculum.cmab import measure_balance
+
+            found = measure_balance(self.model, samples, prompts, done)
+            ratios = [{str(name): value for name, value in one.ratios.items()} for one in found]
+        return [
+            Reply(text=text, num_tokens=int(length), finished=bool(finished), ratios=ratio)
+            for text, length, finished, ratio in zip(
+                done.texts, done.lengths_B, done.finished_B, ratios, strict=True
+            )
+        ]
+
+
+@dataclass(slots=True, kw_only=True)
+class Desk:
+    """All that asking needs: samples, an answerer, the log, and the settings.
+
+    Attributes:
+        samples: By id.
+        answerer: Who answers.
+        log: Where attempts are kept.
+        sampling: How answers are drawn.
+        masking: How pictures are masked.
+        seed: The run's seed.
+        progress: Where it says how far it is.
+        owner: Name of this process among those that share the log.
+        clock: Seconds that all those processes share; for claims alone.
+    """
+
+    samples: Mapping[str, Sample]
+    answerer: Answerer
+    log: AttemptLog
+    sampling: Sampling = field(default_factory=Sampling)
+    masking: Masking = field(default_factory=Masking)
+    seed: int = 0
+    progress: Progress = SILENT
+    owner: str = "alone"
+    clock: Callable[[], float] = time.time
+    _hashes: dict[tuple[str, bool, bool], str] = field(default_factory=dict)
+    _model: str = ""
+    _pixels: dict[str, tuple[Pixels, ...]] = field(default_factory=dict)
+
+    def model_hash(self) -> str:
+        """Return the answerer's hash, computed once."""
+        self._model = self._model or self.answerer.model_hash()
+        return self._model
+
+    def key(self, sample_id: str, probe: Probe, *, permille: int = 0, k: int = 0) -> AttemptKey:
+        """Return the key of one attempt under this desk's settings."""
+        return AttemptKey(
+            sample_id=sample_id,
+            probe=probe.value,
+            mask_permille=permille,
+            k=k,
+            seed=0 if probe is Probe.GREEDY else self.seed,
+            model_hash=self.model_hash(),
+            prompt_hash=self.prompt_hash(
+                sample_id, greedy=probe is Probe.GREEDY, masked=permille > 0
+            ),
+        )
+
+    def prompt_hash(self, sample_id: str, *, greedy: bool, masked: bool) -> str:
+        """Return the hash of all that decides an answer beside the rest of its key."""
+        place = (sample_id, greedy, masked)
+        if place not in self._hashes:
+            sample = self.samples[sample_id]
+            parts = [
+                self.answerer.prompt_hash(),
+                sample.question,
+                *(image_digest(path) for path in sample.images),
+                "greedy" if greedy else f"{self.sampling.temperature!r}",
+                str(self.sampling.max_new_tokens),
+                f"{self.masking}" if masked else "",
+            ]
+            text = "\x1f".join(parts).encode("utf-8", "surrogatepass")
+            self._hashes[place] = hashlib.sha256(text).hexdigest()[:16]
+        return self._hashes[place]
+
+    def run(self, keys: Sequence[AttemptKey], *, name: str, balance: bool = False) -> None:
+        """Ask whatever of the keys the log does not hold; returns when it holds them all.
+
+        Args:
+            keys: What to ask, all of one probe.
+            name: What the progress calls it.
+            balance: Measure the attention balance too; for greedy keys and a local model.
+        """
+        size = self.sampling.batch_size
+        waiting = [keys[start : start + size] for start in range(0, len(keys), size)]
+        try:
+            with self.progress.task(name, len(keys)) as task:
+                while waiting:
+                    busy = [batch for batch in waiting if not self._try(batch, balance)]
+                    task.advance(sum(map(len, waiting)) - sum(map(len, busy)))
+                    waiting = busy
+                    if waiting:
+                        time.sleep(_POLL_S)
+        finally:
+            self.log.release(owner=self.owner)
+
+    def _try(self, batch: Sequence[AttemptKey], balance: bool) -> bool:
+        """Return whether the log holds the batch now; False while another process works on it."""
+        if not self._missing(batch, balance):
+            return True
+        name = f"{batch[0]}|{batch[-1]}|{len(batch)}|{balance}"
+        if not self.log.claim(name, owner=self.owner, now=self.clock(), lease_s=_LEASE_S):
+            return False
+        attempts, balances = self.ask(self._missing(batch, balance), balance=balance)
+        self.log.add(attempts, balances, batch=name)
+        return True
+
+    def _missing(self, batch: Sequence[AttemptKey], balance: bool) -> list[AttemptKey]:
+        return self.log.missing_balances(batch) if balance else self.log.missing(batch)
+
+    def ask(
+        self, keys: Sequence[AttemptKey], *, balance: bool = False
+    ) -> tuple[list[Attempt], list[Balance]]:
+        """Return an attempt for each key, judged, and balances; the log is not touched."""
+        started = time.monotonic()
+        requests: dict[AttemptKey, Request] = {}
+        replies: dict[AttemptKey, Reply] = {}
+        for key in keys:
+            try:
+                requests[key] = self._request(key)
+            except BadImageError as error:
+                replies[key] = Reply(text="", error=error.fault.value)
+        for blind in (False, True):
+            part = {key: one for key, one in requests.items() if (one.images is None) == blind}
+            replies.update(zip(part, self._answers(part, balance), strict=True))
+        seconds = (time.monotonic() - started) / max(1, len(keys))
+        attempts = [self._judged(key, replies[key], seconds) for key in keys]
+        return attempts, [row for key in keys if balance for row in _rows(key, replies[key])]
+
+    def _answers(self, part: Mapping[AttemptKey, Request], balance: bool) -> list[Reply]:
+        if not part:
+            return []
+        greedy = next(iter(part)).probe == Probe.GREEDY.value
+        settings = {
+            "temperature": 0.0 if greedy else self.sampling.temperature,
+            "max_new_tokens": self.sampling.max_new_tokens,
+        }
+        requests = list(part.values())
+        if balance and isinstance(self.answerer, LocalAnswerer):
+            return self.answerer.answer(requests, balance=True, **settings)  # type: ignore[arg-type]
+        return self.answerer.answer(requests, **settings)  # type: ignore[arg-type]
+
+    def _judged(self, key: AttemptKey, reply: Reply, seconds: float) -> Attempt:
+        sample = self.samples[key.sample_id]
+        common = {"num_tokens": reply.num_tokens, "finished": reply.finished, "seconds": seconds}
+        if reply.error:
+            return Attempt(
+                key=key,
+                text=reply.text,
+                extracted="",
+                verdict=Verdict.ERROR,
+                score=0.0,
+                error=reply.error,
+                **common,  # type: ignore[arg-type]
+            )
+        found = judge(sample.answer, reply.text, task=sample.task)
+        return Attempt(
+            key=key,
+            text=reply.text,
+            extracted=found.extracted,
+            verdict=found.verdict,
+            score=found.score,
+            error=found.error,
+            **common,  # type: ignore[arg-type]
+        )
+
+    def _request(self, key: AttemptKey) -> Request:
+        sample = self.samples[key.sample_id]
+        seed = key_seed("answer", key.sample_id, key.probe, key.mask_permille, key.k, self.seed)
+        if key.probe == Probe.BLIND.value or not sample.images:
+            return Request(sample=sample, images=None, seed=seed)
+        return Request(sample=sample, images=self._pictures(key, sample), seed=seed)
+
+    def _pictures(self, key: AttemptKey, sample: Sample) -> tuple[Image.Image, ...]:
+        from PIL import Image as PIL_Image
+
+        shown = []
+        for place, pixels in enumerate(self._decoded(sample)):
+            if key.probe == Probe.GREY.value:
+                shown.append(grey_picture(pixels))
+            elif key.mask_permille:
+                seed = mask_seed(
+                    sample.id, permille=key.mask_permille, k=key.k, seed=self.seed, place=place
+                )
+                shown.append(
+                    mask_picture(
+                        pixels,
+                        permille=key.mask_permille,
+                        seed=seed,
+                        kind=self.masking.kind,
+                        fill=self.masking.fill,
+                        patch_side=self.masking.patch_side,
+                    )
+                )
+            else:
+                shown.append(pixels)
+        return tuple(PIL_Image.fromarray(pixels) for pixels in shown)
+
+    def _decoded(self, sample: Sample) -> tuple[Pixels, ...]:
+        """Return a sample's pictures as arrays, keeping the last few samples' decoded."""
+        import numpy as np
+
+        if sample.id not in self._pixels:
+            if len(self._pixels) >= 64:
+                self._pixels.pop(next(iter(self._pixels)))
+            self._pixels[sample.id] = tuple(np.asarray(load_image(path)) for path in sample.images)
+        return self._pixels[sample.id]
+
+
+def _rows(key: AttemptKey, reply: Reply) -> list[Balance]:
+    """Return the balance rows of one greedy answer, one a variant; without any, an error row."""
+
+    def row(variant: str, ratio: float | None, error: str) -> Balance:
+        return Balance(
+            sample_id=key.sample_id,
+            variant=variant,
+            model_hash=key.model_hash,
+            prompt_hash=key.prompt_hash,
+            ratio=ratio,
+            num_tokens=reply.num_tokens,
+            error=error,
+        )
+
+    if reply.ratios is None:
+        return [row("sum", None, reply.error or "no_image")]
+    return [row(variant, ratio, "") for variant, ratio in reply.ratios.items()]
+
+
+def mask_seed(sample_id: str, *, permille: int, k: int, seed: int, place: int = 0) -> int:
+    """Return the seed of one mask: of the sample, its masked share, k and the run's seed alone.
+
+    Args:
+        sample_id: The sample.
+        permille: Masked share in 1/1000.
+        k: Number of the repetition.
+        seed: The run's seed.
+        place: Which of the sample's pictures.
+    """
+    return key_seed("mask", sample_id, permille, k, seed, place)
