@@ -75,13 +75,14 @@ class Delivery:
         self, block: Block, work: Sequence[tuple[Slot, bool]], coefficient: float
     ) -> list[Task]:
         direct = self._lane.shares_memory
-        redo = [(s, s.param.grad) for s, kept in work if not kept and s.param.grad is not None]
+        redo = [slot for slot, kept in work if not kept]
+        grads = [slot.param.grad for slot in redo]
         upload = [slot.upload_pair() for slot, kept in work if kept or not direct]
         late = _Late(
             ticket=Ticket(),
             arrivals=[],
             slots=[slot for slot, _ in work],
-            read=[(grad, grad._version) for _, grad in redo],
+            read=[(grad, grad._version) for grad in grads if grad is not None],
         )
         self._late[block] = late
 
@@ -97,7 +98,7 @@ class Delivery:
             return [Task(block.rank, send, late.ticket)]
         host, wait = bring_to_host(self._lane, redo)
         if direct:  # the host writes these parameters behind torch's back
-            for slot, _ in redo:
+            for slot in redo:
                 torch.autograd.graph.increment_version(slot.param)
         return self._updater.tasks(
             block, host, late.ticket, shadow=False, clip=coefficient, wait=wait, then=send

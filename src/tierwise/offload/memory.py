@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tierwise.core.errors import UsageError
 from tierwise.offload.blocks import Block
 from tierwise.offload.kernel import ALIGNMENT
-from tierwise.offload.lane import Lane
+from tierwise.offload.lane import Lane, Wait
 from tierwise.offload.queue import Ticket
 
 Row = tuple[int, ...]
@@ -39,10 +39,13 @@ class Slot:
         step: Updates so far.
         bank: Which of the two banks is committed.
         hits: Times its gradient became ready since the last step.
+        grad: The gradient noted when it became ready, and what else is noted with it: its
+            `grad_version`, its `norm`; `arrived` waits for its copy in `host_grad`, and `ticket`
+            counts the tasks of the proposal made from it with `numbers`.
     """
 
     __slots__ = (
-        "_sources", "bank", "block", "elements", "grad", "grad_version", "group", "has_shadow",
+        "arrived", "bank", "block", "elements", "grad", "grad_version", "group", "has_shadow",
         "hits", "host_grad", "is_bf16", "m", "master", "norm", "numbers", "param",
         "param_seen", "resident", "staging", "step", "step_tensor", "ticket", "v",
     )  # fmt: skip
@@ -70,6 +73,7 @@ class Slot:
         self.norm: Tensor | None = None
         self.numbers: Row | tuple[float, ...] | None = None
         self.ticket: Ticket | None = None
+        self.arrived: Wait | None = None
 
     def stamp(self) -> tuple[int, int]:
         """Return what changes when somebody writes to the parameter: (address, version)."""

@@ -101,6 +101,8 @@ class OffloadAdamW(Optimizer):
             where they are trained, not on the host (see `tierwise offload plan`).
         host_budget_bytes: Host memory for optimizer state; None: what is free. Too little for
             shadows means `defer` or `barrier`.
+        release_grads: Free each gradient as soon as it is on the host. Then only the last backward
+            of a step may run outside `accumulate()`, and gradients cannot be touched by hand.
         num_threads: Host threads.
         chunk_elements: Parameters a task updates; a multiple of 64.
         trace: Notes what runs where and when.
@@ -124,6 +126,7 @@ class OffloadAdamW(Optimizer):
         nonfinite: Nonfinite = "propagate",
         resident_elements: int = 0,
         host_budget_bytes: int | None = None,
+        release_grads: bool = False,
         num_threads: int = 1,
         chunk_elements: int = 1 << 18,
         trace: Trace | None = None,
@@ -142,7 +145,7 @@ class OffloadAdamW(Optimizer):
         self.mode: Mode = mode
         self.counts = Counts()
         self.trace = trace
-        self._model, self._nonfinite = model, nonfinite
+        self._model, self._nonfinite, self._release = model, nonfinite, release_grads
         self._overlap_forward = mode == "defer" if overlap_forward is None else overlap_forward
         self._resident_left, self._budget = resident_elements, host_budget_bytes
         self._slots: dict[nn.Parameter, Slot] = {}
@@ -174,6 +177,7 @@ class OffloadAdamW(Optimizer):
             self._queue,
             want_norms=max_grad_norm is not None or nonfinite != "propagate",
             norm_limit=max_grad_norm,
+            release=release_grads,
         )
         self._ready = True
         self._adopt(trained)
@@ -212,7 +216,8 @@ class OffloadAdamW(Optimizer):
             added += slots
         moved = [slot for slot in added if not slot.resident]
         shadow = self._room_for_shadows([slot.param for slot in moved])
-        allocate_state(moved, self._lane, shadow=shadow, keep_grads=not self._lane.shares_memory)
+        keep = self._release or not self._lane.shares_memory
+        allocate_state(moved, self._lane, shadow=shadow, keep_grads=keep)
         allocate_resident([slot for slot in added if slot.resident])
         for slot in added:
             self._slots[slot.param] = slot
@@ -436,7 +441,7 @@ class OffloadAdamW(Optimizer):
         super().zero_grad(set_to_none=set_to_none)
 
     @contextlib.contextmanager
-    def accumulating(self) -> Iterator[None]:
+    def accumulate(self) -> Iterator[None]:
         """Say that the backwards inside are not the last before the step; saves wasted work."""
         self._shadow.told()
         self._shadow.accumulating = True

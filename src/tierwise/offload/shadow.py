@@ -11,7 +11,7 @@ the committed state, which no proposal ever touches. So nothing here can change 
 the timing.
 
 The last micro-batch of an accumulation is where proposals are worth making. Which backward is the
-last is learned from the step before (or said through `accumulating`); a wrong guess costs time
+last is learned from the step before (or said through `accumulate`); a wrong guess costs time
 only. A running sum of squares that is already over the norm proves that the step will be clipped:
 the rest of the backward makes no more proposals.
 
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from tierwise.offload import kernel
 from tierwise.offload.blocks import Block
+from tierwise.offload.consumed import ConsumedGradient
 from tierwise.offload.lane import Lane, Wait
 from tierwise.offload.memory import BYTES_UPDATED, Row, Slot, laid_out_like
 from tierwise.offload.queue import Task, Ticket, UpdateQueue
@@ -181,10 +182,17 @@ class Shadow:
         queue: Takes it.
         want_norms: Note every gradient's norm when it becomes ready.
         norm_limit: Squares of norms summing to more than its square end the proposals, if given.
+        release: Free gradients that have been copied to the host.
     """
 
     def __init__(
-        self, updater: Updater, queue: UpdateQueue, *, want_norms: bool, norm_limit: float | None
+        self,
+        updater: Updater,
+        queue: UpdateQueue,
+        *,
+        want_norms: bool,
+        norm_limit: float | None,
+        release: bool,
     ) -> None:
         self.wanted = False  # make proposals in this step's final backward
         self.accumulating = False
@@ -192,7 +200,7 @@ class Shadow:
         self.stopped = False  # this backward is over the norm
         self._expected_rounds, self._told = 1, False
         self._updater, self._queue = updater, queue
-        self._want_norms, self._norm_limit = want_norms, norm_limit
+        self._want_norms, self._norm_limit, self._release = want_norms, norm_limit, release
         self._pending: list[Slot] = []
         self._square_sum = 0.0
         self._callback_set = False
@@ -247,8 +255,10 @@ class Shadow:
             if self._want_norms and self._over_limit(slots):
                 self.stopped = True
                 self._queue.cancel(wait=False)
+            moved = [slot for slot in slots if not slot.resident]
+            self._fetch([slot for slot in moved if slot.host_grad is not None])
             if self.wanted and not self.stopped:
-                self._propose([s for s in slots if s.has_shadow and not s.resident])
+                self._propose([slot for slot in moved if slot.has_shadow])
 
     def _note(self, slots: Sequence[Slot]) -> None:
         grads = [slot.param.grad for slot in slots]
@@ -266,18 +276,28 @@ class Shadow:
         self._square_sum += sum(float(s.norm) ** 2 for s in slots if s.norm is not None)
         return not self._square_sum <= 1.001 * self._norm_limit**2
 
+    def _fetch(self, slots: Sequence[Slot]) -> None:
+        """Begin to move gradients that have a place in host memory, and free them if asked to."""
+        pairs = [(s, s.grad, s.host_grad) for s in slots if s.grad is not None]
+        if not pairs:
+            return
+        laid = [laid_out_like(grad, slot.param) for slot, grad, _ in pairs]
+        wait = self._updater.lane.to_host(laid, [target for *_, target in pairs])
+        for slot, _, _ in pairs:
+            slot.arrived = wait
+            if self._release:
+                slot.param.grad = slot.grad = ConsumedGradient(slot.param)
+                slot.grad_version = slot.grad._version
+
     def _propose(self, slots: Sequence[Slot]) -> None:
         if not slots:
             return
         block, ticket = slots[0].block, Ticket()
-        work: list[tuple[Slot, Tensor]] = []
         for slot in slots:
-            assert slot.grad is not None
             slot.refresh_master()
             slot.param_seen = slot.stamp()
             slot.numbers, slot.ticket = numbers_for(slot), ticket
-            work.append((slot, slot.grad))
-        moved, wait = bring_to_host(self._updater.lane, work)
+        moved, wait = bring_to_host(self._updater.lane, slots)
         self._queue.submit(self._updater.tasks(block, moved, ticket, shadow=True, wait=wait))
 
     def _trace_backward(self, block: Block) -> None:
@@ -296,11 +316,28 @@ class Shadow:
         self.rounds = 0
 
 
-def bring_to_host(
-    lane: Lane, work: Sequence[tuple[Slot, Tensor]]
-) -> tuple[list[tuple[Slot, Tensor]], Wait]:
-    """Begin to move gradients; return the pairs with host gradients, and what waits for them."""
-    laid = [(slot, laid_out_like(grad, slot.param)) for slot, grad in work]
-    wait = lane.to_host([grad for _, grad in laid], [slot.host_grad for slot, _ in laid])
-    host = [(slot, grad if slot.host_grad is None else slot.host_grad) for slot, grad in laid]
-    return host, wait
+def bring_to_host(lane: Lane, slots: Sequence[Slot]) -> tuple[list[tuple[Slot, Tensor]], Wait]:
+    """Return (slot, gradient in host memory) pairs, and what waits for those under way.
+
+    Gradients that have arrived, or are on their way since backward, are not moved again.
+    """
+    waits: list[Wait] = []
+    pairs: list[tuple[Slot, Tensor]] = []
+    for slot in slots:
+        grad = slot.param.grad
+        assert grad is not None
+        if slot.arrived is None or not slot.grad_is_current():
+            grad = laid_out_like(grad, slot.param)
+            slot.arrived = lane.to_host([grad], [slot.host_grad])
+        if slot.host_grad is None:  # read where it lies
+            pairs.append((slot, laid_out_like(grad, slot.param)))
+        else:
+            pairs.append((slot, slot.host_grad))
+        if slot.arrived not in waits:
+            waits.append(slot.arrived)
+
+    def wait() -> None:
+        for each in waits:
+            each()
+
+    return pairs, wait

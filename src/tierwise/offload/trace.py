@@ -83,6 +83,29 @@ class Trace:
         )
 
 
+def update_window(spans: Iterable[Span], step: int) -> list[Span]:
+    """Return the spans of one step from the forward that its backward belongs to.
+
+    Forwards before it (generation, evaluation) are left out; so are earlier micro-batches.
+    """
+    mine = [span for span in spans if span.step == step]
+    backward = [span.start_ns for span in mine if span.kind == "backward"]
+    if not backward:
+        return mine
+    last = max(backward)
+    starts: dict[str, int] = {}
+    first_backward: dict[str, int] = {}
+    for span in mine:
+        if span.kind == "backward":
+            first_backward[span.name] = max(first_backward.get(span.name, 0), span.start_ns)
+    begin = min([*first_backward.values(), last])
+    for span in mine:
+        if span.kind == "forward" and span.start_ns < begin:
+            starts[span.name] = max(starts.get(span.name, 0), span.start_ns)
+    origin = min([begin, *starts.values()])
+    return [span for span in mine if span.start_ns >= origin]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
     """How much of the host's work was hidden, over some steps.
