@@ -29,7 +29,7 @@ class ConsumedGradient(Tensor):
     def __init__(self, param: nn.Parameter) -> None:
         pass
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Say what it is; the numbers are gone."""
         return f"ConsumedGradient({tuple(self.shape)})"
 
