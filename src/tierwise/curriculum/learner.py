@@ -102,7 +102,7 @@ class Learner:
         self.parameters = [p for p in model.model.parameters() if p.requires_grad]
         self.reference: LocalModel | None = None
         if config.objective.kl_weight > 0:
-            frozen = copy.deepcopy(model.model).requires_grad_(False).eval()
+            frozen = _twin(model.model).requires_grad_(False).eval()
             self.reference = LocalModel(frozen, model.processor, template=model.template)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
@@ -241,3 +241,13 @@ class Learner:
         if not math.isfinite(norm):
             raise BadStepError(f"gradient norm is {norm}")
         return norm
+
+
+def _twin(module: torch.nn.Module) -> torch.nn.Module:
+    """Return another module of the same weights, without the hooks somebody put on this one."""
+    # a deep copy would take the hooks along, and what they hold (threads) cannot be copied
+    twin = type(module)(copy.deepcopy(module.config))  # type: ignore[arg-type]
+    first = next(module.parameters())
+    twin.to(device=first.device, dtype=first.dtype)
+    twin.load_state_dict(module.state_dict())
+    return twin
