@@ -1,0 +1,518 @@
+"""Which discs are these? Identify, read and judge images without any catalogue.
+
+`check_disc` reads one image whole: both file systems on it must agree, every file must have the
+manifest's hash, the slice must be complete. `scan_discs` does so for a pile of them in any order
+and compares them: duplicates, two discs claiming one place, discs that are not where a label says.
+What is wrong has one code each (`DiscFault`); a damaged disc still yields what is sound on it.
+Left out: mending, which needs the rest of the array (`parity`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from tierwise.archive.array_map import ArrayMap, decode_array_map
+from tierwise.archive.disc_slice import (
+    ARRAY_NAME,
+    CATALOGUE_NAME,
+    MANIFEST_NAME,
+    ArrayPosition,
+    ImageIdentity,
+    NodeKind,
+    SealEntry,
+    Slice,
+    decode_manifest,
+    decode_slice,
+)
+from tierwise.archive.iso_reader import (
+    SECTOR_BYTES,
+    IsoNode,
+    Pread,
+    Volume,
+    read_volume,
+    walk_iso,
+    walk_udf,
+)
+from tierwise.core.errors import DataError, MissingFileError
+
+_READ_BYTES = 1 << 20
+
+
+class DiscFault(StrEnum):
+    """What is wrong with a disc, one code each; docs/formats/image.md explains them."""
+
+    BLANK = "blank"
+    FOREIGN = "foreign"
+    NEWER_FORMAT = "newer-format"
+    HALF_BURNED = "half-burned"
+    TRUNCATED = "truncated"
+    UNREADABLE = "unreadable"
+    TREE_DAMAGED = "tree-damaged"
+    SLICE_DAMAGED = "slice-damaged"
+    MANIFEST_DAMAGED = "manifest-damaged"
+    FILE_DAMAGED = "file-damaged"
+    DAMAGED = "damaged"
+    SWAPPED = "swapped"
+    DUPLICATE = "duplicate"
+    CONFLICT = "conflict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedDisc:
+    """What one reading of an image found; `places` are (offset, length) by path on the disc."""
+
+    path: Path
+    fault: DiscFault | None
+    detail: str
+    sha256: str
+    size_bytes: int
+    volume: Volume | None
+    slice: Slice | None
+    places: Mapping[str, tuple[int, int]]
+    digests: Mapping[str, str]
+    damaged_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScannedEntry:
+    """An entry of a slice with where its bytes lie; `sound` says that they have their hash."""
+
+    entry: SealEntry
+    disc_path: str
+    disc_paths: tuple[str, ...]
+    offset: int
+    length: int
+    sha256: str | None
+    sound: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscScan:
+    """One scanned disc; with a fault, `entries` holds what is known, each marked sound or not."""
+
+    path: Path
+    fault: DiscFault | None
+    detail: str
+    sha256: str
+    size_bytes: int
+    identity: ImageIdentity | None
+    created_ns: int
+    array: ArrayPosition | None
+    array_map: ArrayMap | None
+    entries: tuple[ScannedEntry, ...]
+    records: tuple[dict[str, Any], ...]
+
+
+Opener = Callable[[Path], contextlib.AbstractContextManager[tuple[Pread, int]]]
+
+
+@contextlib.contextmanager
+def open_image(path: Path) -> Iterator[tuple[Pread, int]]:
+    """Yield (pread, size) of an image file or a drive's device node."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise MissingFileError(f"no disc image {path}") from error
+    try:
+        size = os.lseek(descriptor, 0, os.SEEK_END)
+
+        def pread(offset: int, length: int) -> bytes:
+            return os.pread(descriptor, max(0, min(length, size - offset)), offset)
+
+        yield pread, size
+    finally:
+        os.close(descriptor)
+
+
+def find_place(pread: Pread, name: str) -> tuple[int, int] | None:
+    """Return (offset, length) of a file on an image by either file system, or None."""
+    for walk in (walk_iso, walk_udf):
+        with contextlib.suppress(DataError, struct.error, IndexError):
+            for node in walk(pread):
+                if node.path == name and node.is_file:
+                    return _place(node)
+    return None
+
+
+def read_root_file(pread: Pread, name: str) -> bytes:
+    """Return a file in an image's root, held against the manifest beside it.
+
+    Raises:
+        DataError: It is not there, or not what the manifest says.
+    """
+    bodies = []
+    for wanted in (name, MANIFEST_NAME):
+        place = find_place(pread, wanted)
+        if place is None:
+            raise DataError(f"the image has no {wanted}")
+        bodies.append(pread(*place))
+    if decode_manifest(bodies[1]).get(name) != hashlib.sha256(bodies[0]).hexdigest():
+        raise DataError(f"{name} is not what the image's manifest says")
+    return bodies[0]
+
+
+class _Patient:
+    """Reads around bad sectors: they count, and come back as zeros."""
+
+    def __init__(self, pread: Pread, size: int) -> None:
+        self._pread, self._size = pread, size
+        self.bad: set[int] = set()
+
+    def __call__(self, offset: int, length: int) -> bytes:
+        length = max(0, min(length, self._size - offset))
+        try:
+            return self._pread(offset, length)
+        except OSError:
+            return b"".join(
+                self._sector(
+                    at, min(length, SECTOR_BYTES - at % SECTOR_BYTES, offset + length - at)
+                )
+                for at in self._starts(offset, length)
+            )
+
+    def _starts(self, offset: int, length: int) -> Iterator[int]:
+        at = offset
+        while at < offset + length:
+            yield at
+            at = (at // SECTOR_BYTES + 1) * SECTOR_BYTES
+
+    def _sector(self, offset: int, length: int) -> bytes:
+        try:
+            return self._pread(offset, length)
+        except OSError:
+            self.bad.add(offset // SECTOR_BYTES)
+            return bytes(length)
+
+
+def check_disc(
+    path: Path,
+    *,
+    expected: Mapping[str, str] | None = None,
+    opener: Opener = open_image,
+    advance: Callable[[int], None] = lambda _: None,
+) -> CheckedDisc:
+    """Read one image whole and judge it.
+
+    Args:
+        path: The image.
+        expected: Path on the disc -> SHA-256, to hold the manifest itself against.
+        opener: How `path` is read; a library passes its drive's.
+        advance: Called with the number of bytes read since the last call.
+
+    Raises:
+        MissingFileError: There is no such image. Everything else is a fault in the result.
+    """
+    with opener(path) as (pread, size):
+        reader = _Patient(pread, size)
+        return _Judge(path, reader, size, advance).judge(expected)
+
+
+class _Judge:
+    """One image's examination, step by step; each step may end it with a fault."""
+
+    def __init__(
+        self, path: Path, reader: _Patient, size: int, advance: Callable[[int], None]
+    ) -> None:
+        self._path, self._reader, self._size, self._advance = path, reader, size, advance
+        self._volume: Volume | None = None
+        self._places: dict[str, tuple[int, int]] = {}
+        self._digests: dict[str, str] = {}
+        self._slice: Slice | None = None
+        self._faults: list[tuple[DiscFault, str]] = []
+
+    def judge(self, expected: Mapping[str, str] | None) -> CheckedDisc:
+        if not any(self._reader(0, min(self._size, 1 << 20))):
+            return self._result(DiscFault.BLANK, "nothing was ever burned on it", "")
+        self._read_trees()
+        manifest = self._read_manifest()
+        sha256 = self._hash_all()
+        damaged = self._compare(manifest, expected)
+        self._read_slice(manifest)
+        ours = manifest is not None or self._slice is not None
+        if not ours and not any(f is DiscFault.NEWER_FORMAT for f, _ in self._faults):
+            known = self._places.keys() & {MANIFEST_NAME, CATALOGUE_NAME}
+            if not known and not self._is_cut():
+                return self._result(DiscFault.FOREIGN, "not an image of an archive", sha256)
+        self._note_cut()
+        if self._reader.bad:
+            self._fault(DiscFault.UNREADABLE, f"{len(self._reader.bad)} sectors cannot be read")
+        fault, detail = min(
+            self._faults, key=lambda pair: _GRAVITY.index(pair[0]), default=(None, "sound")
+        )
+        return self._result(fault, detail, sha256, damaged)
+
+    def _fault(self, fault: DiscFault, detail: str) -> None:
+        self._faults.append((fault, detail))
+
+    def _result(
+        self, fault: DiscFault | None, detail: str, sha256: str, damaged: tuple[str, ...] = ()
+    ) -> CheckedDisc:
+        return CheckedDisc(
+            path=self._path, fault=fault, detail=detail, sha256=sha256, size_bytes=self._size,
+            volume=self._volume, slice=self._slice, places=self._places, digests=self._digests,
+            damaged_paths=damaged,
+        )  # fmt: skip
+
+    def _read_trees(self) -> None:
+        """Walk both file systems; take what they agree on, or the one that is whole."""
+        trees: list[dict[str, tuple[int, int]]] = []
+        for walk, name in ((walk_iso, "ISO 9660"), (walk_udf, "UDF")):
+            found: dict[str, tuple[int, int]] = {}
+            try:
+                for node in walk(self._reader):
+                    if node.is_file:
+                        found[node.path] = _place(node)
+            except (DataError, struct.error, IndexError) as error:
+                self._fault(DiscFault.TREE_DAMAGED, f"{name}: {error}")
+            trees.append(found)
+        with contextlib.suppress(DataError):
+            self._volume = read_volume(self._reader)
+        if trees[0] != trees[1] and not self._faults:
+            self._fault(DiscFault.TREE_DAMAGED, "the two file systems on it disagree")
+        self._places = max(trees, key=len)
+        self._other = min(trees, key=len)
+
+    def _read(self, name: str) -> bytes | None:
+        place = self._places.get(name) or self._other.get(name)
+        if place is None:
+            return None
+        data = self._reader(*place)
+        return data if len(data) == place[1] else None
+
+    def _read_manifest(self) -> dict[str, str] | None:
+        body = self._read(MANIFEST_NAME)
+        if body is None:
+            if CATALOGUE_NAME in self._places:
+                self._fault(DiscFault.MANIFEST_DAMAGED, f"no readable {MANIFEST_NAME}")
+            return None
+        try:
+            manifest = decode_manifest(body)
+        except DataError as error:
+            self._fault(DiscFault.MANIFEST_DAMAGED, str(error))
+            return None
+        for path in manifest.keys() - self._places.keys():
+            if path in self._other:
+                self._places[path] = self._other[path]
+        return manifest
+
+    def _hash_all(self) -> str:
+        """Return the whole image's SHA-256, taking every file's on the way."""
+        whole = hashlib.sha256()
+        position, seen = 0, dict[tuple[int, int], str]()
+        for place in sorted(set(self._places.values())):
+            offset, length = place
+            if offset >= position and offset + length <= self._size:
+                self._feed(position, offset - position, whole)
+                seen[place] = self._feed(offset, length, whole, hashlib.sha256())
+                position = offset + length
+            else:
+                seen[place] = self._feed(offset, length, hashlib.sha256())
+        self._feed(position, self._size - position, whole)
+        self._digests = {path: seen[place] for path, place in self._places.items()}
+        return whole.hexdigest()
+
+    def _feed(self, offset: int, length: int, *digests: Any) -> str:
+        end = min(offset + length, self._size)
+        while offset < end:
+            block = self._reader(offset, min(_READ_BYTES, end - offset))
+            for digest in digests:
+                digest.update(block)
+            offset += len(block)
+            self._advance(len(block))
+        return str(digests[-1].hexdigest())
+
+    def _compare(
+        self, manifest: dict[str, str] | None, expected: Mapping[str, str] | None
+    ) -> tuple[str, ...]:
+        """Return the paths whose bytes are not what the manifest, or the caller, says."""
+        if manifest is None:
+            return ()
+        if expected is not None and manifest != expected:
+            self._fault(DiscFault.MANIFEST_DAMAGED, "the manifest is not the one that was meant")
+        damaged = tuple(
+            path for path, digest in sorted(manifest.items()) if self._digests.get(path) != digest
+        )
+        strange = self._places.keys() - manifest.keys() - {MANIFEST_NAME}
+        if damaged:
+            more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+            self._fault(DiscFault.FILE_DAMAGED, f"{damaged[0]}{more} differ from the manifest")
+        if strange:
+            self._fault(DiscFault.MANIFEST_DAMAGED, f"{min(strange)} is not in the manifest")
+        return damaged
+
+    def _read_slice(self, manifest: dict[str, str] | None) -> None:
+        body = self._read(CATALOGUE_NAME)
+        if body is None:
+            if manifest is not None:
+                self._fault(DiscFault.SLICE_DAMAGED, f"no readable {CATALOGUE_NAME}")
+            return
+        digest = hashlib.sha256(body).hexdigest()
+        if manifest is not None and manifest.get(CATALOGUE_NAME) != digest:
+            self._fault(DiscFault.SLICE_DAMAGED, f"{CATALOGUE_NAME} has not its hash")
+            return
+        try:
+            self._slice = decode_slice(body)
+        except DataError as error:
+            newer = "format is" in str(error)
+            self._fault(DiscFault.NEWER_FORMAT if newer else DiscFault.SLICE_DAMAGED, str(error))
+
+    def _is_cut(self) -> bool:
+        """Return whether this may be an image of ours that lost its end, and its notes with it."""
+        volume = self._volume
+        return (
+            volume is not None
+            and re.fullmatch(r"[0-9a-f]{32}", volume.volume_set) is not None
+            and (self._size < volume.size_bytes or bool(self._reader.bad))
+        )
+
+    def _note_cut(self) -> None:
+        """Tell a short image from a burn that stopped: the last sector is UDF's second anchor."""
+        if self._volume is None:
+            return
+        wanted = self._volume.size_bytes
+        if self._size < wanted:
+            self._fault(DiscFault.TRUNCATED, f"{self._size} bytes of {wanted} are there")
+        elif not any(self._reader(wanted - SECTOR_BYTES, SECTOR_BYTES)):
+            self._fault(DiscFault.HALF_BURNED, "the burn stopped before the end")
+
+
+_GRAVITY = (
+    DiscFault.BLANK,
+    DiscFault.FOREIGN,
+    DiscFault.NEWER_FORMAT,
+    DiscFault.TRUNCATED,
+    DiscFault.UNREADABLE,
+    DiscFault.HALF_BURNED,
+    DiscFault.TREE_DAMAGED,
+    DiscFault.MANIFEST_DAMAGED,
+    DiscFault.SLICE_DAMAGED,
+    DiscFault.FILE_DAMAGED,
+)
+
+
+def _place(node: IsoNode) -> tuple[int, int]:
+    """Return a file's one extent; adjoining extents are one, an empty file is (0, 0).
+
+    Raises:
+        DataError: The file is in pieces, which no image of ours has.
+    """
+    extents = [extent for extent in node.extents if extent[1]]
+    if not extents:
+        return (0, 0)
+    for (offset, length), (following, _) in itertools.pairwise(extents):
+        if offset + length != following:
+            raise DataError(f"{node.path!r} is in more than one place")
+    return (extents[0][0], node.size)
+
+
+def scan_discs(
+    images: Iterable[Path],
+    *,
+    expected: Mapping[Path, str] | None = None,
+    opener: Opener = open_image,
+) -> Iterator[DiscScan]:
+    """Yield what each disc holds, in the order given; a fault never ends the scan.
+
+    Args:
+        images: Images, or device nodes of drives, in any order.
+        expected: Image id each path should have, where a label or a slot says so.
+        opener: How a path is read.
+    """
+    seen: dict[str, str] = {}
+    claims: dict[tuple[str, int], str] = {}
+    wanted: dict[str, str] = {}
+    for path in images:
+        scan = _scan(path, opener)
+        if scan.array_map is not None:
+            wanted |= {m.image_id: m.sha256 for m in scan.array_map.members if m.role == "data"}
+        yield _settle(scan, seen, claims, wanted, (expected or {}).get(path))
+
+
+def _settle(
+    scan: DiscScan,
+    seen: dict[str, str],
+    claims: dict[tuple[str, int], str],
+    wanted: Mapping[str, str],
+    expected: str | None,
+) -> DiscScan:
+    """Return the scan with faults that only show beside other discs; a fault of its own stays."""
+    if scan.identity is None or scan.fault is not None:
+        return scan
+    image_id = scan.identity.image_id
+    fault, detail = None, scan.detail
+    if expected is not None and expected != image_id:
+        fault, detail = DiscFault.SWAPPED, f"holds {scan.identity.label}, another was expected"
+    elif image_id in wanted and wanted[image_id] != scan.sha256:
+        fault, detail = DiscFault.DAMAGED, "bytes outside its files are not those of its array map"
+    elif image_id in seen:
+        same = seen[image_id] == scan.sha256
+        fault = DiscFault.DUPLICATE if same else DiscFault.CONFLICT
+        detail = f"{scan.identity.label} was found before" + ("" if same else ", with other bytes")
+    elif scan.array is not None:
+        place = (scan.array.array_id, scan.array.index)
+        if claims.setdefault(place, image_id) != image_id:
+            fault, detail = DiscFault.CONFLICT, f"member {place[1]} of its array was found before"
+    if fault not in (DiscFault.DAMAGED, DiscFault.CONFLICT):
+        seen.setdefault(image_id, scan.sha256)
+    return scan if fault is None else replace(scan, fault=fault, detail=detail)
+
+
+def _scan(path: Path, opener: Opener) -> DiscScan:
+    try:
+        checked = check_disc(path, opener=opener)
+    except OSError as error:
+        return DiscScan(
+            path=path, fault=DiscFault.UNREADABLE, detail=str(error), sha256="", size_bytes=0,
+            identity=None, created_ns=0, array=None, array_map=None, entries=(), records=(),
+        )  # fmt: skip
+    found = checked.slice
+    return DiscScan(
+        path=path,
+        fault=checked.fault,
+        detail=checked.detail,
+        sha256=checked.sha256,
+        size_bytes=checked.size_bytes,
+        identity=found.identity if found else None,
+        created_ns=found.created_ns if found else 0,
+        array=found.array if found else None,
+        array_map=_array_map(checked, opener),
+        entries=tuple(_entries(checked)),
+        records=found.records if found else (),
+    )
+
+
+def _array_map(checked: CheckedDisc, opener: Opener) -> ArrayMap | None:
+    place = checked.places.get(ARRAY_NAME)
+    if place is None or ARRAY_NAME in checked.damaged_paths:
+        return None
+    with opener(checked.path) as (pread, size), contextlib.suppress(DataError):
+        return decode_array_map(_Patient(pread, size)(*place))
+    return None
+
+
+def _entries(checked: CheckedDisc) -> Iterator[ScannedEntry]:
+    if checked.slice is None:
+        return
+    for entry, paths in zip(checked.slice.entries, checked.slice.disc_paths, strict=True):
+        first = paths[0] if paths else ""
+        offset, length = checked.places.get(first, (0, 0))
+        is_file = entry.kind is NodeKind.FILE
+        yield ScannedEntry(
+            entry=entry,
+            disc_path=first,
+            disc_paths=paths,
+            offset=offset,
+            length=length,
+            sha256=entry.sha256,
+            sound=not is_file or checked.digests.get(first) == entry.sha256,
+        )
