@@ -18,7 +18,7 @@ from tierwise.curriculum.tiny.evaluate import answer_questions, measure_accuracy
 
 Tiny = tuple[Any, Any]
 
-GREEDY_FLOOR = 0.50
+GREEDY_FLOOR = 0.625  # measured 0.675 on these 200, less 0.05
 
 LOAD_OFFLINE = """
 import sys
@@ -123,7 +123,7 @@ def test_batching_and_padding_do_not_change_answers(
 
 
 def test_save_and_load_keep_every_weight(tiny: Tiny, tmp_path: Path) -> None:
-    model, processor = tiny
+    model, processor = tiny[0], build.build_processor(build.TinyConfig())
     (tmp_path / "mine.txt").write_text("keep")
     build.save_tiny(model, processor, tmp_path, {"seed": 0})
     again, _ = build.load_tiny(tmp_path)

@@ -64,8 +64,8 @@ class TrainConfig:
     """
 
     seed: int = 0
-    steps: int = 1000
-    noisy_steps: int = 150
+    steps: int = 600
+    noisy_steps: int = 120
     scenes_per_step: int = 32
     questions_per_scene: int = 4
     matrix_lr: float = 5e-3
