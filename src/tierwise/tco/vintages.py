@@ -73,7 +73,7 @@ def _unit_price(scenario: Scenario, medium: str, point: Point, years_T1: Array) 
     decline, growth = point[f"{medium}.decline"], point[f"{medium}.capacity_rate"]
     start, ceiling = point[f"{medium}.capacity"], point[f"{medium}.ceiling"]
     rate = (1.0 - decline) * (1.0 + growth) - 1.0
-    rising = growth > 0
+    rising = growth > 1e-9
     headroom = np.log(np.maximum(ceiling / start, 1.0)) / np.log1p(np.where(rising, growth, 1.0))
     until = np.where(rising, headroom, np.inf)
     past_rate = np.minimum(rate, np.maximum(-decline, 0.0))
