@@ -33,7 +33,8 @@ def test_compare_as_text_json_and_csv(capsys: pytest.CaptureFixture[str]) -> Non
     assert sum(first["by_category_usd"].values()) == pytest.approx(first["cash_usd"])
     code, text, _ = call(capsys, "compare", "--csv", *FAST)
     rows = list(csv.DictReader(io.StringIO(text)))
-    assert {row["strategy"] for row in rows} == {"ssd", "hdd", "tape", "optical", "cloud"}
+    assert {row["name"] for row in rows} == {"ssd", "hdd", "tape", "optical", "cloud"}
+    assert float(rows[0]["endowment_usd"]) == pytest.approx(first["endowment_usd"])
 
 
 def test_compare_a_scenario_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tierwise.core.report import Figure, Table
     from tierwise.tco.compare import Comparison
     from tierwise.tco.scenario import Scenario
+    from tierwise.tco.solve import Sweep, WinnerMap
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,13 +60,21 @@ def _load(path: Path | None, preset: str | None, changes: Sequence[str]) -> Scen
     return load_preset(preset or DEFAULT_PRESET, changes)
 
 
-def _print_table(table: Table, result: dict[str, object], *, as_json: bool, as_csv: bool) -> None:
+Records = Sequence[Mapping[str, object]]
+
+
+def _print_table(
+    table: Table, result: dict[str, object], records: Records, *, as_json: bool, as_csv: bool
+) -> None:
+    """Print a verb's result: the whole of it as JSON, its records as CSV, or a table to read."""
     from tierwise.core.report import csv_of
 
     if as_json:
         print_result(result, as_json=True)
     elif as_csv:
-        click.echo(csv_of(table.header, table.rows), nl=False)
+        header = list(records[0]) if records else []
+        rows = [["" if row[name] is None else row[name] for name in header] for row in records]
+        click.echo(csv_of(header, rows), nl=False)
     else:
         click.echo(_text_table(table))
 
@@ -83,7 +92,12 @@ def _text_table(table: Table) -> str:
     return f"{table.caption}\n\n{text}"
 
 
-def _summary(comparison: Comparison) -> dict[str, object]:
+def _flat(row: Mapping[str, object]) -> dict[str, object]:
+    """Return a strategy's numbers as one CSV row; nested tables are in --json."""
+    return {key: value for key, value in row.items() if not isinstance(value, dict | list)}
+
+
+def _summary(comparison: Comparison) -> dict[str, Any]:
     strategies = []
     for item in comparison.ranking:
         row: dict[str, object] = {
@@ -133,7 +147,9 @@ def compare(
 
     progress = choose_progress(as_json=as_json)
     result = run_compare(loaded, samples=samples, seed=seed, progress=progress)
-    _print_table(cost_table(result), _summary(result), as_json=as_json, as_csv=as_csv)
+    summary = _summary(result)
+    records = [_flat(row) for row in summary["strategies"]]
+    _print_table(cost_table(result), summary, records, as_json=as_json, as_csv=as_csv)
     if not as_json and not as_csv:
         click.echo("\n" + _text_table(share_table(result)))
         for line in _warnings(result):
@@ -230,17 +246,17 @@ def sweep(
     points = [solve.spaced(low, high, num or default, log=log) for _, low, high, num in ranges]
     if len(ranges) == 1:
         swept = solve.sweep(loaded, ranges[0][0], points[0])
-        table, result = _sweep_table(swept)
+        table, result, records = _sweep_table(swept)
     else:
         mapped = solve.map_winners(loaded, ranges[0][0], points[0], ranges[1][0], points[1])
-        table, result = _map_table(mapped)
+        table, result, records = _map_table(mapped)
     if out is not None:
         require_extra("report")
         from tierwise.tco import figures
 
         figure = figures.sweep_curves(swept) if len(ranges) == 1 else figures.winner_map(mapped)
         result["figure"] = _write_figure(figure, out)
-    _print_table(table, result, as_json=as_json, as_csv=as_csv)
+    _print_table(table, result, records, as_json=as_json, as_csv=as_csv)
 
 
 def _write_figure(figure: Figure, folder: Path) -> str:
@@ -251,7 +267,7 @@ def _write_figure(figure: Figure, folder: Path) -> str:
     return str(folder / f"{figure.name}.svg")
 
 
-def _sweep_table(swept: Any) -> tuple[Table, dict[str, object]]:
+def _sweep_table(swept: Sweep) -> tuple[Table, dict[str, object], Records]:
     from tierwise.core.report import Table
     from tierwise.tco.report import usd
 
@@ -263,10 +279,14 @@ def _sweep_table(swept: Any) -> tuple[Table, dict[str, object]]:
     table = Table(caption=f"Present value over {swept.key}", header=(swept.key, *names), rows=rows)
     totals = {name: [float(v) for v in swept.total_usd[name]] for name in names}
     values = [float(value) for value in swept.values]
-    return table, {"key": swept.key, "values": values, "total_usd": totals}
+    records = [
+        {swept.key: value, **{f"{name}_usd": totals[name][i] for name in names}}
+        for i, value in enumerate(values)
+    ]
+    return table, {"key": swept.key, "values": values, "total_usd": totals}, records
 
 
-def _map_table(mapped: Any) -> tuple[Table, dict[str, object]]:
+def _map_table(mapped: WinnerMap) -> tuple[Table, dict[str, object], Records]:
     from tierwise.core.report import Table
 
     rows = tuple(
@@ -278,14 +298,27 @@ def _map_table(mapped: Any) -> tuple[Table, dict[str, object]]:
         header=(mapped.y_key, *(f"{x:.4g}" for x in mapped.x_values)),
         rows=rows,
     )
-    return table, {
+    winner = [[mapped.names[int(i)] for i in row] for row in mapped.winner_YX]
+    lead = [[float(v) for v in row] for row in mapped.lead_YX]
+    records = [
+        {
+            mapped.x_key: float(x),
+            mapped.y_key: float(y),
+            "winner": winner[j][i],
+            "runner_up_over_winner": lead[j][i],
+        }
+        for j, y in enumerate(mapped.y_values)
+        for i, x in enumerate(mapped.x_values)
+    ]
+    result: dict[str, object] = {
         "x_key": mapped.x_key,
         "y_key": mapped.y_key,
         "x_values": [float(v) for v in mapped.x_values],
         "y_values": [float(v) for v in mapped.y_values],
-        "winner": [[mapped.names[int(i)] for i in row] for row in mapped.winner_YX],
-        "runner_up_over_winner": [[float(v) for v in row] for row in mapped.lead_YX],
+        "winner": winner,
+        "runner_up_over_winner": lead,
     }
+    return table, result, records
 
 
 @group.command()
@@ -330,7 +363,11 @@ def breakeven(
         "cheaper_at_low": found.cheaper_at_low,
         "cheaper_at_high": found.cheaper_at_high,
     }
-    _print_table(table, result, as_json=as_json, as_csv=as_csv)
+    records = [
+        {"from": between[i], "to": between[i + 1], "cheaper": name}
+        for i, name in enumerate(cheaper)
+    ]
+    _print_table(table, result, records, as_json=as_json, as_csv=as_csv)
 
 
 @group.command()
@@ -353,19 +390,19 @@ def explain(
     """
     require_extra("tco")
     if what in ("precursor-2017", "dshr"):
-        table, result = _explain_model(what)
+        table, result, records = _explain_model(what)
     elif other is not None:
-        table, result = _explain_change(what, other, strategy)
+        table, result, records = _explain_change(what, other, strategy)
     else:
-        table, result = _explain_inputs(what, strategy, against, base_samples, seed)
-    _print_table(table, result, as_json=as_json, as_csv=as_csv)
+        table, result, records = _explain_inputs(what, strategy, against, base_samples, seed)
+    _print_table(table, result, records, as_json=as_json, as_csv=as_csv)
 
 
 def _named(what: str) -> Scenario:
     return _load(Path(what), None, ()) if what.endswith(".toml") else _load(None, what, ())
 
 
-def _explain_model(what: str) -> tuple[Table, dict[str, object]]:
+def _explain_model(what: str) -> tuple[Table, dict[str, object], Records]:
     from tierwise.core.config import load_config
     from tierwise.core.report import Table
     from tierwise.tco import explain as explaining
@@ -382,7 +419,7 @@ def _explain_model(what: str) -> tuple[Table, dict[str, object]]:
             rows=tuple((change, f"{amount:.2f}") for change, amount in lines),
         )
         rows = [{"change": change, "usd_per_tb": amount} for change, amount in lines]
-        return table, {"preset": what, "steps": rows}
+        return table, {"preset": what, "steps": rows}, rows
     explained = explaining.explain_precursor(load_config(PrecursorConfig, path))
     steps = [
         {
@@ -392,10 +429,18 @@ def _explain_model(what: str) -> tuple[Table, dict[str, object]]:
         }
         for line in explained
     ]
-    return explaining.precursor_table(explained), {"preset": what, "steps": steps}
+    records = [
+        {"change": line.change, "medium": name, "total": total,
+         "migration_share": line.migration_share[name]}
+        for line in explained
+        for name, total in line.total_usd.items()
+    ]  # fmt: skip
+    return explaining.precursor_table(explained), {"preset": what, "steps": steps}, records
 
 
-def _explain_change(what: str, other: str, strategy: str | None) -> tuple[Table, dict[str, object]]:
+def _explain_change(
+    what: str, other: str, strategy: str | None
+) -> tuple[Table, dict[str, object], Records]:
     from tierwise.core.report import Table
     from tierwise.tco.report import usd
     from tierwise.tco.solve import waterfall
@@ -412,17 +457,19 @@ def _explain_change(what: str, other: str, strategy: str | None) -> tuple[Table,
         header=("step", "USD"),
         rows=tuple(rows),
     )
-    return table, {
+    steps = [{"label": s.label, "change_usd": s.change_usd} for s in fall.steps]
+    result: dict[str, object] = {
         "strategy": fall.strategy,
         "start_usd": fall.start_usd,
         "end_usd": fall.end_usd,
-        "steps": [{"label": s.label, "change_usd": s.change_usd} for s in fall.steps],
+        "steps": steps,
     }
+    return table, result, steps
 
 
 def _explain_inputs(
     what: str, strategy: str | None, against: str | None, base_samples: int | None, seed: int
-) -> tuple[Table, dict[str, object]]:
+) -> tuple[Table, dict[str, object], Records]:
     from tierwise.core.report import Table
     from tierwise.tco.compare import compare as run_compare
     from tierwise.tco.inputs import resolve_inputs
@@ -443,7 +490,7 @@ def _explain_inputs(
             rows=tuple((i.key, f"{i.first:.3f}", f"{i.total:.3f}") for i in indices),
         )
         found = [{"key": i.key, "first": i.first, "total": i.total} for i in indices]
-        return table, {"of": subject, "sobol": found}
+        return table, {"of": subject, "sobol": found}, found
     bars = tornado(scenario, inputs, plan, against=rival)
     digits = ".3f" if against else ",.0f"
     table = Table(
@@ -458,7 +505,7 @@ def _explain_inputs(
         {"key": b.key, "low": b.low, "high": b.high, "at_low": b.at_low, "at_high": b.at_high}
         for b in bars
     ]
-    return table, {"of": subject, "tornado": moved}
+    return table, {"of": subject, "tornado": moved}, moved
 
 
 @group.command()
@@ -491,7 +538,7 @@ def facts(pattern: str, as_json: bool, as_csv: bool) -> None:
         ),
     )
     result: dict[str, object] = {"facts": rows, "announced": disabled}
-    _print_table(table, result, as_json=as_json, as_csv=as_csv)
+    _print_table(table, result, rows, as_json=as_json, as_csv=as_csv)
     if not as_json and not as_csv:
         for name, why in disabled.items():
             click.echo(f"{name} is announced and cannot be costed: {why}")
@@ -515,4 +562,4 @@ def presets(as_json: bool, as_csv: bool) -> None:
         header=("preset", "what"),
         rows=tuple((row["name"], row["what"]) for row in found),
     )
-    _print_table(table, {"presets": found}, as_json=as_json, as_csv=as_csv)
+    _print_table(table, {"presets": found}, found, as_json=as_json, as_csv=as_csv)

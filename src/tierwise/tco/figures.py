@@ -150,6 +150,9 @@ def tornado_bars(
     axes.set_xlabel(unit)
     if ratio:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("{x:.2g}")
+        axes.tick_params(axis="x", which="both", labelsize=8)
         axes.axvline(1.0, color="#5a6675", linewidth=0.8)
     rows = [[b.key, b.low, b.high, convert(b.at_low), convert(b.at_high)] for b in bars]
     return Figure(

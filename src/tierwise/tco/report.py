@@ -41,8 +41,16 @@ def percent(share: float | None) -> str:
 
 
 def usd(amount: float) -> str:
-    """Return an amount of money, `n/a` for NaN."""
-    return "n/a" if math.isnan(amount) else format_usd(amount)
+    """Return an amount of money that does not break across lines, `n/a` for NaN."""
+    return "n/a" if math.isnan(amount) else format_usd(amount).replace(" ", "\u00a0")
+
+
+def tonnes(item: StrategyCost) -> str:
+    """Return emissions in tonnes; `>=` where some are not known, `n/a` where all are not."""
+    total = f"{item.carbon.total_kg / 1000:,.1f}"
+    if not item.carbon.gaps:
+        return total
+    return f"\u2265\u00a0{total}" if item.carbon.total_kg > 0 else "n/a"
 
 
 def cost_table(comparison: Comparison) -> Table:
@@ -64,7 +72,7 @@ def cost_table(comparison: Comparison) -> Table:
         if spread is not None:
             row += [usd(value) for value in spread.percentiles(item.name)]
             row.append(percent(spread.p_cheapest[item.name]))
-        row += [f"{item.carbon.total_kg / 1000:,.1f}", f"{item.name} 1-{len(item.ledger.rows)}"]
+        row += [tonnes(item), f"1-{len(item.ledger.rows)}"]
         rows.append(tuple(row))
     return Table(
         caption=f"Cost of each strategy in {year} dollars, cheapest first",
@@ -235,7 +243,7 @@ def sections_of(comparison: Comparison, *, prefix: str = "", details: bool = Tru
 def _notes(comparison: Comparison) -> list[str]:
     notes = list(comparison.inputs.warnings)
     for item in comparison.strategies:
-        notes += [f"{item.name}: {text}" for text in item.warnings]
+        notes += item.warnings
         if item.carbon.gaps:
             notes.append(f"{item.name}: emissions leave out {', '.join(item.carbon.gaps)}")
     return notes
