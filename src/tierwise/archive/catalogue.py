@@ -144,8 +144,9 @@ class Catalogue:
 
     def next_seq(self) -> int:
         """Count one more change and return its number; call it inside a transaction."""
-        self.run("UPDATE meta SET value = value + 1 WHERE key = 'seq'")
-        return int(self.value("SELECT value FROM meta WHERE key = 'seq'"))
+        return int(
+            self.value("UPDATE meta SET value = value + 1 WHERE key = 'seq' RETURNING value")
+        )
 
     def sync(self) -> None:
         """Return when everything committed so far would survive a power cut.

@@ -5,8 +5,10 @@ Left out: everything that changes while the archive lives, which is in the catal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from tierwise.core.config import dump_config, load_config
 from tierwise.core.errors import ConfigError, DataError, MissingFileError
@@ -136,3 +138,12 @@ def read_archive_config(root: Path) -> ArchiveConfig:
             hint="use the tierwise that made it, or a newer one",
         )
     return config
+
+
+def config_from_record(archive_id: str, record: Mapping[str, Any]) -> ArchiveConfig:
+    """Return the settings a disc's archive record carries; what it lacks gets the default."""
+    settings = record.get("settings", {})
+    known = {field.name for field in fields(ArchiveConfig)}
+    return ArchiveConfig(
+        archive_id=archive_id, **{key: value for key, value in settings.items() if key in known}
+    )

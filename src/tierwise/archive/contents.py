@@ -195,6 +195,8 @@ class Contents:
             return
         found = os.fstat(content.fd)
         changed = (found.st_size, found.st_mtime_ns) != (content.size, content.mtime_ns)
+        if not (changed or closing):
+            return
         with self._catalogue.transaction():
             if closing and content.base is not None and not changed:
                 self._forget_copy(content)

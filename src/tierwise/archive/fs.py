@@ -171,13 +171,10 @@ class ArchiveFileSystem(Operations):
         with self._catalogue.transaction():
             if self._catalogue.value("SELECT nlink FROM inodes WHERE ino = ?", ino) != 0:
                 return
-            unsealed = self._catalogue.all(
-                "SELECT version FROM versions WHERE ino = ? AND state = 'bucket'", ino
-            )
-            self._catalogue.run("DELETE FROM versions WHERE ino = ? AND state = 'bucket'", ino)
             self._catalogue.run("DELETE FROM xattrs WHERE ino = ?", ino)
             self._catalogue.run("DELETE FROM inodes WHERE ino = ?", ino)
-        for (version,) in unsealed:
+            gone = self._store.forget_versions("ino = ? AND state <> 'sealing'", ino)
+        for version in gone:
             self._store.remove(version)
 
     def free_unnamed(self) -> None:

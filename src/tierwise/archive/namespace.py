@@ -27,6 +27,7 @@ from tierwise.archive.operations import (
     XattrFlags,
     inherited_group,
 )
+from tierwise.archive.slices import path_of
 
 _COLUMNS = "i.ino, mode, size, nlink, uid, gid, rdev, atime_ns, mtime_ns, ctime_ns"
 _LISTING_ROWS = 1024
@@ -84,6 +85,8 @@ class Namespace:
             " WHERE n.parent = ? AND n.name = ?", parent, name,
         )  # fmt: skip
         if row is None:
+            if not stat.S_ISDIR(self.attributes(parent).mode):
+                fail(errno.ENOTDIR)
             fail(errno.ENAMETOOLONG if len(name) > MAX_NAME_BYTES else errno.ENOENT)
         return attributes_of(row)
 
@@ -108,19 +111,6 @@ class Namespace:
         """Return a directory's parent; the root is its own."""
         found = self.catalogue.value("SELECT parent FROM names WHERE ino = ?", ino)
         return ROOT_INODE if found is None else int(found)
-
-    def path_of(self, ino: int) -> bytes | None:
-        """Return a path of an inode without the leading slash (its first name), or None."""
-        parts: list[bytes] = []
-        while ino != ROOT_INODE:
-            row = self.catalogue.one(
-                "SELECT parent, name FROM names WHERE ino = ? ORDER BY cookie LIMIT 1", ino
-            )
-            if row is None:
-                return None
-            ino = row[0]
-            parts.append(row[1])
-        return b"/".join(reversed(parts))
 
     def resolve(self, path: bytes) -> Attributes:
         """Return what a path leads to, not following symbolic links."""
@@ -259,7 +249,8 @@ class Namespace:
             self.catalogue.run(
                 "INSERT OR REPLACE INTO tombstones (ino, path, deleted_ns, seq)"
                 " VALUES (?, ?, ?, ?)",
-                ino, self.path_of(ino) or b"", self.catalogue.clock(), self.catalogue.next_seq(),
+                ino, path_of(self.catalogue, ino) or b"", self.catalogue.clock(),
+                self.catalogue.next_seq(),
             )  # fmt: skip
 
     def rename(

@@ -17,6 +17,7 @@ from typing import Any
 
 from tierwise.archive.catalogue import Catalogue
 from tierwise.archive.disc_names import escape_name, escape_path, unescape_name, unescape_path
+from tierwise.archive.operations import ROOT_INODE
 
 Record = dict[str, Any]
 _INODE_FIELDS = ("mode", "uid", "gid", "rdev", "size", "atime_ns", "mtime_ns", "ctime_ns")
@@ -36,6 +37,9 @@ def inode_record(catalogue: Catalogue, ino: int) -> Record:
     record |= dict(zip(_INODE_FIELDS, row[2:], strict=True))
     if row[1] is not None:
         record["target"] = escape_path(row[1])
+    path = path_of(catalogue, ino)
+    if path is not None:
+        record["path"] = escape_path(path)
     names = catalogue.all("SELECT parent, name FROM names WHERE ino = ? ORDER BY cookie", ino)
     record["names"] = [[parent, escape_name(name)] for parent, name in names]
     xattrs = catalogue.all("SELECT name, value FROM xattrs WHERE ino = ? ORDER BY name", ino)
@@ -50,6 +54,20 @@ def inode_record(catalogue: Catalogue, ino: int) -> Record:
     if versions:
         record["versions"] = [list(version) for version in versions]
     return record
+
+
+def path_of(catalogue: Catalogue, ino: int) -> bytes | None:
+    """Return a path of an inode without the leading slash (its first name), or None."""
+    parts: list[bytes] = []
+    while ino != ROOT_INODE:
+        row = catalogue.one(
+            "SELECT parent, name FROM names WHERE ino = ? ORDER BY cookie LIMIT 1", ino
+        )
+        if row is None:
+            return None
+        ino = row[0]
+        parts.append(row[1])
+    return b"/".join(reversed(parts))
 
 
 def tombstone_record(ino: int, path: bytes, deleted_ns: int, seq: int) -> Record:

@@ -84,7 +84,7 @@ class Store:
     @contextlib.contextmanager
     def filling(self, version: int) -> Iterator[Path]:
         """Yield a temporary path; on a clean exit it is the version's resident file, durably."""
-        temporary = self.path(version).with_suffix(".part")
+        temporary = self.path(version).with_suffix(f".{os.getpid()}.part")
         try:
             yield temporary
             descriptor = os.open(temporary, os.O_RDONLY)
@@ -100,6 +100,18 @@ class Store:
     def remove(self, version: int) -> None:
         """Remove a version's resident file, if it is there."""
         self.path(version).unlink(missing_ok=True)
+
+    def forget_versions(self, condition: str, *values: object) -> list[int]:
+        """Delete versions from the catalogue; return them, for their files to be removed after.
+
+        Args:
+            condition: SQL over the columns of `versions`.
+            values: Its parameters.
+        """
+        rows = self._catalogue.all(f"SELECT version FROM versions WHERE {condition}", *values)
+        for table in ("versions", "extents", "recalls", "heads.foreparts"):
+            self._catalogue.many(f"DELETE FROM {table} WHERE version = ?", rows)
+        return [row[0] for row in rows]
 
     def sync_folder(self, version: int) -> None:
         """Make the directory entry of a version's file durable."""

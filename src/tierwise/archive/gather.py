@@ -1,0 +1,180 @@
+"""What a pile of discs tells of an archive: its images, arrays and the last state of each inode.
+
+Every image carries the state of each inode it knew of, with a sequence number; of several states
+the last wins, and a tombstone is a state too. What an image of a lost disc carried comes back
+when its array can rebuild it. Left out: writing it down (`rebuild`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tierwise.archive.array_map import ArrayMap
+from tierwise.archive.discs import DiscScan, scan_discs
+from tierwise.archive.parity import find_damage, reconstruct
+from tierwise.archive.slices import Record
+from tierwise.archive.store import Store
+from tierwise.core.errors import DataError, TierwiseError
+from tierwise.core.progress import SILENT, Progress
+
+
+@dataclass(slots=True)
+class FoundImage:
+    """One image as the discs tell of it."""
+
+    label: str
+    image_id: str
+    sequence: int
+    array: int
+    position: int
+    kind: str
+    size: int = 0
+    sha256: str = ""
+    created_ns: int = 0
+    slot: int | None = None
+    path: Path | None = None  # None: gone
+    rebuilt: bool = False
+    scan: DiscScan | None = None
+
+
+@dataclass(slots=True)
+class Found:
+    """Everything the discs tell."""
+
+    archive_id: str
+    images: dict[str, FoundImage] = field(default_factory=dict)  # by image_id
+    arrays: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # number: id, k, m
+    maps: dict[int, ArrayMap] = field(default_factory=dict)
+    records: dict[int, Record] = field(default_factory=dict)  # by inode, the last
+    archive: Record = field(default_factory=dict)
+    faults: list[tuple[str, str]] = field(default_factory=list)
+
+
+class DiscReader:
+    """Reads discs and rebuilds lost images from the rest of their arrays.
+
+    Args:
+        store: The buffer, where rebuilt images go.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def read(self, discs: dict[Path, int | None], progress: Progress = SILENT) -> Found:
+        """Return what discs tell.
+
+        Args:
+            discs: Images or disc files, each with its slot in the library, if it has one.
+            progress: Counts discs.
+
+        Raises:
+            DataError: None of them is a disc of an archive.
+        """
+        scans = []
+        with progress.task("scan discs", len(discs)) as task:
+            for scan in scan_discs(discs):
+                scans.append(scan)
+                task.advance()
+        known = [scan for scan in scans if scan.identity is not None]
+        if not known:
+            raise DataError("none of these is a disc of an archive", hint="name other discs")
+        ids = [scan.identity.archive_id for scan in known if scan.identity is not None]
+        found = Found(max(set(ids), key=lambda name: (ids.count(name), name)))
+        for scan in scans:
+            self._enter(found, scan, discs[scan.path])
+        for number in found.maps:
+            self._rebuild_array(found, number)
+        for image in found.images.values():
+            if image.scan is not None:
+                self._merge(found, image.scan)
+        return found
+
+    def _enter(self, found: Found, scan: DiscScan, slot: int | None) -> None:
+        identity = scan.identity
+        if identity is None or identity.archive_id != found.archive_id:
+            other = "a disc of another archive" if identity else scan.detail or str(scan.fault)
+            found.faults.append((str(scan.path), other))
+            return
+        if scan.fault is not None:
+            found.faults.append((str(scan.path), f"{identity.label}: {scan.fault}: {scan.detail}"))
+        known = found.images.get(identity.image_id)
+        if known is not None and (known.scan is None or known.scan.fault is None):
+            found.faults.append((str(scan.path), f"{identity.label}: there twice, one is used"))
+            return
+        array, position = parse_label(identity.label)
+        found.images[identity.image_id] = FoundImage(
+            label=identity.label, image_id=identity.image_id, sequence=identity.sequence,
+            array=array, position=position, kind="data" if scan.array_map is None else "parity",
+            slot=slot, path=scan.path, scan=scan, size=scan.size_bytes, sha256=scan.sha256,
+            created_ns=scan.created_ns,
+        )  # fmt: skip
+        if scan.array_map is not None:
+            members = scan.array_map
+            found.maps.setdefault(array, members)
+            found.arrays[array] = (members.array_id, members.data_count, members.parity_count)
+        elif scan.array is not None:
+            place = scan.array
+            found.arrays.setdefault(array, (place.array_id, place.data_count, place.parity_count))
+
+    def _rebuild_array(self, found: Found, number: int) -> None:
+        """Enter an array's members that are gone, and make those anew that can be."""
+        members = found.maps[number]
+        present, missing = {}, {}
+        for member in members.members:
+            image = found.images.get(member.image_id)
+            if image is None:
+                image = FoundImage(
+                    label=member.label, image_id=member.image_id, sequence=0, array=number,
+                    position=member.index, kind=member.role,
+                )  # fmt: skip
+                found.images[member.image_id] = image
+            image.size = member.length
+            if member.role == "data":
+                image.sha256 = member.sha256
+            if image.path is not None:
+                present[member.index] = image.path
+            else:
+                missing[member.index] = self._store.image_path(member.label)
+        damage = find_damage(members, present)
+        for index in (index for index, blocks in damage.items() if blocks):
+            label = members.members[index].label
+            missing[index] = self._store.image_path(label)
+            found.faults.append((str(present[index]), f"{label}: damaged"))
+        if not missing:
+            return
+        with contextlib.suppress(TierwiseError):
+            reconstruct(members, present, missing, damage=damage)
+        for index, path in missing.items():
+            image = found.images[members.members[index].image_id]
+            if path.exists():
+                image.path, image.slot, image.rebuilt = path, None, True
+                image.scan = next(iter(scan_discs([path])))
+                image.created_ns, image.sha256 = image.scan.created_ns, image.scan.sha256
+                if image.scan.identity is not None:
+                    image.sequence = image.scan.identity.sequence
+
+    def _merge(self, found: Found, scan: DiscScan) -> None:
+        for record in scan.records:
+            seq = int(str(record.get("seq", 0)))
+            if record.get("record") == "archive":
+                if seq >= int(found.archive.get("seq", -1)):
+                    found.archive = dict(record)
+            elif record.get("record") in ("inode", "tombstone"):
+                ino = int(str(record["inode"]))
+                if ino not in found.records or seq > int(found.records[ino]["seq"]):
+                    found.records[ino] = dict(record)
+
+
+def parse_label(label: str) -> tuple[int, int]:
+    """Return (array, position) of an image's label.
+
+    >>> parse_label("TW_01234567_A00003_P011")
+    (3, 11)
+    """
+    match = re.fullmatch(r"TW_[0-9A-F]{8}_A(\d+)_[DP](\d+)", label)
+    if match is None:
+        raise DataError(f"{label!r} is not the label of an archive's disc")
+    return int(match[1]), int(match[2])

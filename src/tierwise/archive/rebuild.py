@@ -1,0 +1,319 @@
+"""The catalogue from discs alone: any subset of them, in any order; what is missing has a name.
+
+What the discs tell (`gather`) is written as a new catalogue in one transaction. Where a folder's
+own state is lost, it comes back from the paths on the discs; files whose bytes are gone keep
+their names and are listed. What the buffer still holds is taken up again: copies of burned
+versions by their hash, unsealed files (known to no disc) under lost+found.
+
+Left out: names of unsealed files; those were only in the catalogue that is gone.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tierwise.archive.catalogue import Catalogue
+from tierwise.archive.disc_names import escape_path, unescape_path
+from tierwise.archive.gather import Found, FoundImage
+from tierwise.archive.operations import ROOT_INODE
+from tierwise.archive.slices import (
+    Record,
+    decode_names,
+    decode_target,
+    decode_xattrs,
+    inode_values,
+    path_of,
+)
+from tierwise.archive.store import Store
+from tierwise.core.records import hash_file
+
+LOST_AND_FOUND = b"lost+found"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildReport:
+    """What came back, and what did not.
+
+    Attributes:
+        discs: Discs that were read.
+        faults: (path, what is wrong) of discs that could not be used, or only in part.
+        images_rebuilt: Labels of images made anew from their arrays.
+        images_missing: Labels of images known from others, but gone.
+        files, folders, tombstones: What the catalogue has now.
+        files_missing: Paths of files whose bytes are not on any disc that is left.
+    """
+
+    discs: int
+    faults: tuple[tuple[str, str], ...]
+    images_rebuilt: tuple[str, ...]
+    images_missing: tuple[str, ...]
+    files: int
+    folders: int
+    tombstones: int
+    files_missing: tuple[str, ...]
+
+
+class Refill:
+    """Writes what discs tell into an empty catalogue.
+
+    Args:
+        catalogue: New, with its root and nothing else.
+        store: The buffer.
+        found: What the discs tell.
+    """
+
+    def __init__(self, catalogue: Catalogue, store: Store, found: Found) -> None:
+        self._catalogue, self._store, self._found = catalogue, store, found
+        self._numbers: dict[str, int] = {}  # image_id -> images.image
+
+    def run(self) -> RebuildReport:
+        """Write everything and say what came back."""
+        with self._catalogue.transaction():
+            self._counters()
+            self._images()
+            self._inodes()
+            self._names()
+            self._extents()
+            self._current_versions()
+            self._link_counts()
+            self._buffer()
+            self._catalogue.event("recovery", "catalogue", detail="rebuilt from discs")
+        return self._report()
+
+    # Counters and discs
+
+    def _counters(self) -> None:
+        archive = self._found.archive
+        last = max((int(r["seq"]) for r in self._found.records.values()), default=0)
+        self._catalogue.run(
+            "UPDATE meta SET value = ? WHERE key = 'seq'", max(last, int(archive.get("seq", 0)))
+        )
+        for table in ("inode", "version"):
+            self._catalogue.run(
+                "INSERT OR REPLACE INTO sqlite_sequence (rowid, name, seq) VALUES"
+                " ((SELECT rowid FROM sqlite_sequence WHERE name = ?1), ?1, ?2)",
+                f"{table}s", int(archive.get(f"last_{table}", 0)),
+            )  # fmt: skip
+
+    def _images(self) -> None:
+        now = self._catalogue.clock()
+        images = sorted(self._found.images.values(), key=lambda image: image.sequence or 1 << 60)
+        for image in images:
+            number = image.sequence or None
+            self._numbers[image.image_id] = self._catalogue.insert(
+                "INSERT INTO images (image, label, image_id, kind, array, position, size, sha256,"
+                " state, buffered, created_ns) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                number, image.label, image.image_id, image.kind, image.array, image.position,
+                image.size or None, image.sha256 or None,
+                "sealed" if image.slot is None and image.path and not image.rebuilt else "burned",
+                int(image.slot is None and image.path is not None), image.created_ns,
+            )  # fmt: skip
+            if image.slot is not None:
+                self._catalogue.run(
+                    "INSERT INTO discs VALUES (?, ?, ?, ?, ?)", image.slot,
+                    self._numbers[image.image_id], "suspect" if _faulty(image) else "good",
+                    now, now,
+                )  # fmt: skip
+        for number, (array_id, k, m) in sorted(self._found.arrays.items()):
+            sealed = self._catalogue.value(
+                "SELECT COUNT(*) FROM images WHERE array = ? AND state = 'sealed'", number
+            )
+            self._catalogue.run(
+                "INSERT INTO arrays VALUES (?, ?, ?, ?, ?)", number, array_id, k, m,
+                "protected" if sealed else "burned",
+            )  # fmt: skip
+
+    # Inodes and names
+
+    def _live(self) -> Iterator[tuple[int, Record]]:
+        for ino, record in sorted(self._found.records.items()):
+            if record["record"] == "inode":
+                yield ino, record
+
+    def _inodes(self) -> None:
+        for ino, record in sorted(self._found.records.items()):
+            if record["record"] == "tombstone":
+                self._catalogue.run(
+                    "INSERT INTO tombstones VALUES (?, ?, ?, ?, 0)", ino,
+                    unescape_path(record["path"]), record["time_ns"], record["seq"],
+                )  # fmt: skip
+                continue
+            self._catalogue.run(
+                "INSERT OR REPLACE INTO inodes (ino, mode, uid, gid, rdev, size, atime_ns,"
+                " mtime_ns, ctime_ns, target, nlink, seq, dirty, recorded)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, 0, 1)",
+                ino, *inode_values(record), decode_target(record), record["seq"],
+            )  # fmt: skip
+            self._catalogue.many(
+                "INSERT INTO xattrs VALUES (?, ?, ?)",
+                [(ino, name, value) for name, value in decode_xattrs(record).items()],
+            )
+            self._catalogue.many(
+                "INSERT INTO versions (version, ino, number, size, mtime_ns, created_ns, sha256,"
+                " state, resident) VALUES (?, ?, ?, ?, ?, ?, ?, 'sealed', 0)",
+                [(row[0], ino, *row[1:]) for row in record.get("versions", [])],
+            )
+
+    def _names(self) -> None:
+        live = {ino for ino, _ in self._live()} | {ROOT_INODE}
+        for ino, record in self._live():
+            for parent, name in decode_names(record):
+                self._add_name(parent, name, ino)
+        for _, record in self._live():
+            for parent, _ in decode_names(record):
+                if parent not in live:
+                    live.add(parent)
+                    self._restore_folder(parent, unescape_path(record["path"]), live)
+
+    def _add_name(self, parent: int, name: bytes, ino: int) -> None:
+        """Add a name; of two inodes that claim it on different discs, the last to change has it."""
+        self._catalogue.run(
+            "INSERT INTO names (parent, name, ino) VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET"
+            " ino = ?3 WHERE (SELECT seq FROM inodes WHERE ino = ?3) >"
+            " (SELECT seq FROM inodes WHERE inodes.ino = names.ino)", parent, name, ino,
+        )  # fmt: skip
+
+    def _restore_folder(self, ino: int, below: bytes, live: set[int]) -> None:
+        """Make a folder whose own state is lost, from the path of something in it."""
+        path = below.rpartition(b"/")[0]
+        above, _, name = path.rpartition(b"/")
+        now = self._catalogue.clock()
+        self._catalogue.run(
+            "INSERT INTO inodes (ino, mode, uid, gid, nlink, atime_ns, mtime_ns, ctime_ns, seq)"
+            " VALUES (?, ?, 0, 0, 0, ?, ?, ?, ?)",
+            ino, stat.S_IFDIR | 0o755, now, now, now, self._catalogue.next_seq(),
+        )  # fmt: skip
+        parent = self._folder(above, live)
+        self._add_name(parent, name or b"folder-%d" % ino, ino)
+
+    def _folder(self, path: bytes, live: set[int]) -> int:
+        """Return the inode of a folder by path, making what is missing."""
+        ino = ROOT_INODE
+        for name in filter(None, path.split(b"/")):
+            found = self._catalogue.value(
+                "SELECT ino FROM names WHERE parent = ? AND name = ?", ino, name
+            )
+            if found is None:
+                now = self._catalogue.clock()
+                found = self._catalogue.insert(
+                    "INSERT INTO inodes (mode, uid, gid, nlink, atime_ns, mtime_ns, ctime_ns, seq)"
+                    " VALUES (?, 0, 0, 0, ?, ?, ?, ?)",
+                    stat.S_IFDIR | 0o755, now, now, now, self._catalogue.next_seq(),
+                )  # fmt: skip
+                live.add(found)
+                self._add_name(ino, name, found)
+            ino = int(found)
+        return ino
+
+    # Contents
+
+    def _extents(self) -> None:
+        versions = {row[0] for row in self._catalogue.all("SELECT version FROM versions")}
+        for image in self._found.images.values():
+            if image.scan is None:
+                continue
+            for place in image.scan.entries:
+                version = place.entry.extra.get("version")
+                if version not in versions:
+                    continue
+                self._catalogue.run(
+                    "INSERT OR REPLACE INTO extents VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    version, place.entry.piece_index, place.entry.piece_offset, place.length,
+                    self._numbers[image.image_id], place.sha256, place.disc_paths[0], place.offset,
+                )  # fmt: skip
+                if place.entry.piece_count == 1:
+                    self._catalogue.run(
+                        "UPDATE versions SET sha256 = ? WHERE version = ?", place.sha256, version
+                    )
+        self._catalogue.run(
+            "UPDATE versions SET state = 'burned' WHERE NOT EXISTS (SELECT 1 FROM extents e"
+            " JOIN images i USING (image) JOIN arrays a ON a.number = i.array"
+            " WHERE e.version = versions.version AND a.state <> 'burned')"
+        )
+
+    def _current_versions(self) -> None:
+        self._catalogue.run(
+            "UPDATE inodes SET version = (SELECT v.version FROM versions v WHERE v.ino = inodes.ino"
+            " ORDER BY number DESC LIMIT 1)"
+        )
+
+    def _link_counts(self) -> None:
+        self._catalogue.run(
+            "UPDATE inodes SET nlink = CASE WHEN mode & 61440 = 16384 THEN 2 + (SELECT COUNT(*)"
+            " FROM names n JOIN inodes c ON c.ino = n.ino WHERE n.parent = inodes.ino"
+            " AND c.mode & 61440 = 16384)"
+            " ELSE (SELECT COUNT(*) FROM names n WHERE n.ino = inodes.ino) END"
+        )
+
+    # The buffer
+
+    def _buffer(self) -> None:
+        """Take up what the buffer still holds."""
+        lost: list[int] = []
+        for folder in sorted(self._store.files.iterdir()):
+            for path in sorted(folder.iterdir()):
+                if not path.name.isdigit():
+                    continue
+                version = int(path.name)
+                sha256 = self._catalogue.value(
+                    "SELECT sha256 FROM versions WHERE version = ?", version
+                )
+                if sha256 is None:
+                    lost.append(version)
+                elif hash_file(path) == sha256:
+                    self._catalogue.run(
+                        "UPDATE versions SET resident = 1 WHERE version = ?", version
+                    )
+        if lost:
+            folder_ino = self._folder(LOST_AND_FOUND, set())
+            for version in sorted(lost):
+                self._take_up(version, folder_ino)
+            self._link_counts()
+
+    def _take_up(self, version: int, folder: int) -> None:
+        found = self._store.path(version).stat()
+        now = self._catalogue.clock()
+        ino = self._catalogue.insert(
+            "INSERT INTO inodes (mode, uid, gid, nlink, size, atime_ns, mtime_ns, ctime_ns,"
+            " version, seq) VALUES (?, ?, ?, 1, ?, ?, ?, ?, ?, ?)",
+            stat.S_IFREG | 0o600, found.st_uid, found.st_gid, found.st_size, now,
+            found.st_mtime_ns, now, version, self._catalogue.next_seq(),
+        )  # fmt: skip
+        self._catalogue.run(
+            "INSERT INTO versions (version, ino, number, size, mtime_ns, created_ns, state,"
+            " resident) VALUES (?, ?, 1, ?, ?, ?, 'bucket', 1)",
+            version, ino, found.st_size, found.st_mtime_ns, now,
+        )  # fmt: skip
+        self._add_name(folder, b"%d" % version, ino)
+
+    # The report
+
+    def _report(self) -> RebuildReport:
+        found = self._found
+        images = sorted(found.images.values(), key=lambda image: image.label)
+        missing = self._catalogue.all(
+            "SELECT i.ino FROM inodes i JOIN versions v ON v.version = i.version"
+            " WHERE v.resident = 0 AND v.size > (SELECT COALESCE(SUM(e.length), 0) FROM extents e"
+            " JOIN images m USING (image) WHERE e.version = v.version AND (m.buffered = 1 OR"
+            " EXISTS (SELECT 1 FROM discs d WHERE d.image = m.image)))"
+        )
+        paths = sorted(escape_path(path_of(self._catalogue, ino) or b"") for (ino,) in missing)
+        return RebuildReport(
+            discs=sum(1 for image in images if image.path is not None and not image.rebuilt),
+            faults=tuple(found.faults),
+            images_rebuilt=tuple(image.label for image in images if image.rebuilt),
+            images_missing=tuple(image.label for image in images if image.path is None),
+            files=self._count("inodes WHERE mode & 61440 = 32768"),
+            folders=self._count("inodes WHERE mode & 61440 = 16384"),
+            tombstones=self._count("tombstones"),
+            files_missing=tuple(paths),
+        )
+
+    def _count(self, what: str) -> int:
+        return int(self._catalogue.value(f"SELECT COUNT(*) FROM {what}"))
+
+
+def _faulty(image: FoundImage) -> bool:
+    return image.scan is not None and image.scan.fault is not None

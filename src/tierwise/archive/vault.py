@@ -1,0 +1,615 @@
+"""The archive as one object: opened, filled, sealed, burned, evicted, recalled, checked.
+
+```
+write -> bucket -> seal -> image -> burn (parity, discs, verified) -> evict
+                                                                       |
+read <- buffer file <- recall <- disc, or rebuilt from its array <-----'
+```
+
+Two locks: `namespace.lock` belongs to the one mount (or library session) that may write files,
+`maintenance.lock` to the one verb that seals, burns, evicts or mends. So every verb runs on a
+mounted archive as well. All of them can be cut off anywhere and run again.
+
+Left out: what each step does; those are the modules `bucket`, `seal`, `burn`, `evict`, `recall`,
+`scrub` and `rebuild`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tierwise.archive import inventory as counts
+from tierwise.archive import recovery
+from tierwise.archive.bucket import BucketPlanner
+from tierwise.archive.burn import Burner, BurnReport
+from tierwise.archive.catalogue import Catalogue, Clock, FileLock
+from tierwise.archive.checks import VerifyReport, fsck, verify
+from tierwise.archive.config import (
+    CONFIG_NAME,
+    ArchiveConfig,
+    config_from_record,
+    read_archive_config,
+    write_archive_config,
+)
+from tierwise.archive.evict import EvictReport, evict
+from tierwise.archive.export import ExportReport, export_files
+from tierwise.archive.files import Files, as_bytes
+from tierwise.archive.fs import ArchiveFileSystem, state_word
+from tierwise.archive.gather import DiscReader
+from tierwise.archive.mend import Mender
+from tierwise.archive.namespace import Namespace, fail
+from tierwise.archive.operations import Attributes, Caller
+from tierwise.archive.rebuild import RebuildReport, Refill
+from tierwise.archive.recall import Recaller
+from tierwise.archive.requests import RecallQueue, RecallReport, which_discs
+from tierwise.archive.scrub import RepairReport, ScrubReport, repair, scrub
+from tierwise.archive.seal import ImageReport, Sealer
+from tierwise.archive.shelf import Shelf
+from tierwise.archive.store import Store
+from tierwise.core.errors import MissingFileError, StateError
+from tierwise.core.progress import SILENT, Progress
+
+CATALOGUE = "metadata/catalogue.db"
+FOREPARTS = "metadata/foreparts.db"
+
+
+class Archive:
+    """An open archive; use `Archive.init` and `Archive.open`, and close it (or use `with`).
+
+    Attributes:
+        root: Its folder.
+        config: What it was made with.
+        catalogue: Everything known without touching discs.
+        fs: The file system, to mount; `StateError` unless opened for writing.
+        files: Paths for library callers, on the same file system.
+        library: Where the discs are.
+    """
+
+    def __init__(
+        self, root: Path, config: ArchiveConfig, catalogue: Catalogue, *, clock: Clock,
+        crash_point: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.root, self.config, self.catalogue = root, config, catalogue
+        self.clock, self.crash_point = clock, crash_point
+        self.store = Store(root, catalogue)
+        self.shelf = Shelf(root / config.library)
+        self.mender = Mender(catalogue, self.store, self.shelf)
+        self.recaller = Recaller(catalogue, self.store, self.shelf, self.mender)
+        self.queue = RecallQueue(catalogue, self.recaller)
+        self.may_recall: Callable[[Caller], bool] = lambda caller: True
+        self._namespace_lock: FileLock | None = None
+        self._fs: ArchiveFileSystem | None = None
+
+    @classmethod
+    def init(
+        cls,
+        root: Path,
+        *,
+        archive_id: str,
+        disc_size_bytes: int,
+        media: str = "disc",
+        data_discs: int = 10,
+        parity_discs: int = 2,
+        forepart_bytes: int = 256 * 1024,
+        versions_kept: int = 15,
+        buffer_size_bytes: int | None = None,
+        library_slots: int = 6120,
+        clock: Clock = time.time_ns,
+        crash_point: Callable[[str], None] = lambda name: None,
+    ) -> Archive:
+        """Make a new archive with a simulated library of blank discs, and open it.
+
+        Args:
+            root: A folder that does not exist, or is empty.
+            archive_id: 32 hex digits, unlike any other archive's; parts of it label the discs.
+            disc_size_bytes: What a disc holds.
+            media: Disc type, for the inventory.
+            data_discs: Data images per array.
+            parity_discs: Parity images per array.
+            forepart_bytes: Head of each file that stays in the metadata volume.
+            versions_kept: Contents of a file that stay listed.
+            buffer_size_bytes: What the disk buffer may hold; None: the disk.
+            library_slots: Discs the library holds.
+            clock: Nanoseconds since 1970: times of what is made here, and of events.
+            crash_point: Called between steps with their names; tests die there.
+
+        Raises:
+            StateError: There is an archive, or something else, already.
+            ConfigError: Sizes that do not fit together.
+        """
+        config = ArchiveConfig(
+            archive_id=archive_id,
+            disc_size_bytes=disc_size_bytes,
+            media=media,
+            data_discs=data_discs,
+            parity_discs=parity_discs,
+            forepart_bytes=forepart_bytes,
+            versions_kept=versions_kept,
+            buffer_size_bytes=buffer_size_bytes,
+            library_slots=library_slots,
+        )
+        if root.exists() and any(root.iterdir()):
+            what = "an archive" if (root / "archive.toml").exists() else "something else"
+            raise StateError(f"{root} holds {what} already", hint="name another folder")
+        (root / "metadata").mkdir(parents=True, exist_ok=True)
+        Store.make_folders(root)
+        Shelf.create(root / config.library, config)
+        Catalogue.create(root / CATALOGUE, archive_id)
+        catalogue = Catalogue(root / CATALOGUE, root / FOREPARTS, clock)
+        Namespace(catalogue).make_root(mode=0o755, uid=os.getuid(), gid=os.getgid())
+        recovery.mark_clean(catalogue)
+        catalogue.close()
+        write_archive_config(root, config)  # last: from now on it is an archive
+        return cls.open(root, clock=clock, crash_point=crash_point)
+
+    @classmethod
+    def open(
+        cls,
+        root: Path,
+        *,
+        write: bool = True,
+        clock: Clock = time.time_ns,
+        crash_point: Callable[[str], None] = lambda name: None,
+    ) -> Archive:
+        """Open an archive.
+
+        Args:
+            root: Its folder.
+            write: Take the namespace: files can be read and written here, and by nobody else.
+                Without it every verb works, on a mounted archive too, but not `fs` and `files`.
+            clock: Nanoseconds since 1970.
+            crash_point: Called between steps with their names; tests die there.
+
+        Raises:
+            MissingFileError: No archive there, or it has lost its catalogue (see `rebuild`).
+            StateError: Somebody else has the namespace.
+            DataError: The archive is of a newer format, or its catalogue is damaged.
+        """
+        config = read_archive_config(root)
+        lock = None
+        if write:
+            lock = FileLock(root / "namespace.lock", f"{root} is locked by another mount")
+        try:
+            catalogue = Catalogue(root / CATALOGUE, root / FOREPARTS, clock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+        archive = cls(root, config, catalogue, clock=clock, crash_point=crash_point)
+        if lock is not None:
+            archive._take_namespace(lock)
+        return archive
+
+    def _take_namespace(self, lock: FileLock) -> None:
+        self._namespace_lock = lock
+        self._fs = ArchiveFileSystem(
+            self.catalogue,
+            self.store,
+            recall=self.recaller.recall_version,
+            may_recall=lambda caller: self.may_recall(caller),  # noqa: PLW0108 - may change
+            room=self._room,
+            usage=self._usage,
+        )
+        self._fs.free_unnamed()
+        if not recovery.was_clean(self.catalogue):
+            with contextlib.suppress(StateError), self._maintenance():
+                recovery.recover(self.catalogue, self.store)
+        recovery.mark_open(self.catalogue)
+
+    def close(self) -> None:
+        """Make everything durable and let go of the archive."""
+        if self._fs is not None:
+            self._fs.destroy()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close what is left when the file system is closed already, as after an unmount."""
+        if self._fs is not None:
+            recovery.mark_clean(self.catalogue)
+            self._fs = None
+        self.catalogue.close()
+        if self._namespace_lock is not None:
+            self._namespace_lock.release()
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+    @property
+    def fs(self) -> ArchiveFileSystem:
+        """The file system, for a mount."""
+        if self._fs is None:
+            raise StateError("the archive was opened without its files", hint="open it to write")
+        return self._fs
+
+    @property
+    def files(self) -> Files:
+        """Paths for library callers."""
+        return Files(self.fs, self.clock)
+
+    @contextlib.contextmanager
+    def _maintenance(self) -> Iterator[None]:
+        busy = f"another verb is at work on {self.root}"
+        with FileLock(self.root / "maintenance.lock", busy):
+            yield
+
+    # Room
+
+    def _room(self, num_bytes: int) -> None:
+        """Make room in the buffer for a writer, or tell it ENOSPC."""
+        limit = self.config.buffer_size_bytes
+        if limit is None:
+            return
+        over = counts.buffer_bytes(self.catalogue) + num_bytes - limit
+        if over <= 0:
+            return
+        with contextlib.suppress(StateError), self._maintenance():
+            over -= self._evict(None, over).bytes
+        if over > 0:
+            fail(errno.ENOSPC)
+
+    def _usage(self) -> tuple[int, int]:
+        """Return (bytes used, bytes free): what may be written now, without waiting for discs."""
+        used = int(self.catalogue.value("SELECT COALESCE(SUM(size), 0) FROM inodes"))
+        free = self.store.free_bytes()
+        limit = self.config.buffer_size_bytes
+        if limit is not None:
+            free = max(0, min(free, limit - counts.buffer_bytes(self.catalogue)))
+        return used, free
+
+    # The path of a byte
+
+    def seal(self, *, partial: bool = False, progress: Progress = SILENT) -> list[ImageReport]:
+        """Make disc images of what has been closed; an image planned earlier is finished first.
+
+        Args:
+            partial: Also make the last image, which would have had room for more.
+            progress: Counts images.
+        """
+        with self._maintenance():
+            sealer = Sealer(self.catalogue, self.store, self.config)
+            planner = BucketPlanner(self.catalogue, self.store, self.config)
+            reports: list[ImageReport] = []
+            with progress.task("seal", None) as task:
+                while True:
+                    waiting = sealer.planned()
+                    image = waiting[0] if waiting else planner.plan_next(partial=partial)
+                    if image is None:
+                        sealer.forget_deleted()
+                        return reports
+                    self.crash_point("seal: image planned")
+                    reports.append(sealer.seal(image, crash_point=self.crash_point))
+                    self.crash_point("seal: image entered")
+                    task.advance()
+
+    def burn(self, *, partial: bool = False, progress: Progress = SILENT) -> BurnReport:
+        """Give finished arrays their parity and burn them; see `Burner.burn`."""
+        with self._maintenance():
+            return self._burner().burn(partial=partial, progress=progress)
+
+    def _burner(self) -> Burner:
+        return Burner(self.catalogue, self.store, self.config, self.shelf, self.crash_point)
+
+    def evict(
+        self, paths: Iterable[str | bytes | Path] | None = None, *, target_bytes: int | None = None
+    ) -> EvictReport:
+        """Remove buffer copies that discs make unnecessary: of some files, or least used first."""
+        versions = None if paths is None else self._versions_of(paths)
+        with self._maintenance():
+            return self._evict(versions, target_bytes)
+
+    def _evict(self, versions: Iterable[int] | None, target_bytes: int | None) -> EvictReport:
+        return evict(
+            self.catalogue,
+            self.store,
+            forepart_bytes=self.config.forepart_bytes,
+            versions=versions,
+            target_bytes=target_bytes,
+            crash_point=self.crash_point,
+        )
+
+    # Questions
+
+    def _versions_of(self, paths: Iterable[str | bytes | Path]) -> list[int]:
+        """Return the current versions of files, and of all files below folders."""
+        return [version for _, version in self._files_of(paths)]
+
+    def _files_of(self, paths: Iterable[str | bytes | Path]) -> list[tuple[bytes, int]]:
+        names = Namespace(self.catalogue)
+        found: dict[int, bytes] = {}
+        for path in paths:
+            base = as_bytes(path)
+            try:
+                top = names.resolve(base)
+            except OSError as error:
+                raise MissingFileError(
+                    f"nothing named {os.fsdecode(path)} in the archive"
+                ) from error
+            for below, ino in _walk_files(names, base, top.inode, top.mode):
+                version = self.catalogue.value("SELECT version FROM inodes WHERE ino = ?", ino)
+                if version is not None:
+                    found.setdefault(version, below)
+        return [(path, version) for version, path in found.items()]
+
+    def status(self) -> dict[str, Any]:
+        """Return where the bytes are and what waits for the next step."""
+        return counts.status(self.catalogue, self.config)
+
+    def inventory(self) -> dict[str, Any]:
+        """Return the inventory for the cost model; docs/formats/inventory.md."""
+        return counts.inventory(self.catalogue, self.config)
+
+    def which(self, paths: Iterable[str | bytes | Path]) -> list[dict[str, Any]]:
+        """Return the discs that reading some files would need, without touching any."""
+        return which_discs(self.catalogue, self._versions_of(paths))
+
+    def listing(self, path: str | bytes | Path = "") -> list[dict[str, Any]]:
+        """Return a folder's entries, or the file itself: name, mode, size, times, state, discs."""
+        names = Namespace(self.catalogue)
+        base = as_bytes(path)
+        try:
+            top = names.resolve(base)
+        except OSError as error:
+            raise MissingFileError(f"nothing named {os.fsdecode(path)} in the archive") from error
+        if not stat.S_ISDIR(top.mode):
+            return [self._list_row(os.fsdecode(base), top)]
+        entries = sorted(names.entries(top.inode, 0), key=lambda entry: entry.name)
+        return [
+            self._list_row(os.fsdecode(entry.name), entry.attributes)
+            for entry in entries
+            if entry.attributes is not None
+        ]
+
+    def _list_row(self, name: str, found: Attributes) -> dict[str, Any]:
+        row = self.catalogue.one(
+            "SELECT v.version, v.number, v.state, v.resident FROM inodes i JOIN versions v"
+            " ON v.version = i.version WHERE i.ino = ?", found.inode,
+        )  # fmt: skip
+        discs = [] if row is None else self._labels_of(row[0])
+        kind = "folder" if stat.S_ISDIR(found.mode) else "other"
+        return {
+            "name": name,
+            "mode": stat.filemode(found.mode),
+            "size": found.size,
+            "mtime_ns": found.mtime_ns,
+            "state": kind if row is None else state_word(row[2], row[3]),
+            "version": None if row is None else row[1],
+            "discs": discs,
+        }
+
+    def _labels_of(self, version: int) -> list[str]:
+        rows = self.catalogue.all(
+            "SELECT label FROM extents JOIN images USING (image) WHERE version = ?"
+            " ORDER BY piece", version,
+        )  # fmt: skip
+        return [row[0] for row in rows]
+
+    def versions(self, path: str | bytes | Path) -> list[dict[str, Any]]:
+        """Return the contents a file has had, oldest first."""
+        ino = self._inode(path)
+        rows = self.catalogue.all(
+            "SELECT version, number, size, mtime_ns, sha256, state, resident FROM versions"
+            " WHERE ino = ? ORDER BY number", ino,
+        )  # fmt: skip
+        return [
+            {
+                "number": number, "size": size, "mtime_ns": mtime_ns, "sha256": sha256,
+                "state": state_word(state, resident), "discs": self._labels_of(version),
+            }
+            for version, number, size, mtime_ns, sha256, state, resident in rows
+        ]  # fmt: skip
+
+    def _inode(self, path: str | bytes | Path) -> int:
+        try:
+            return Namespace(self.catalogue).resolve(as_bytes(path)).inode
+        except OSError as error:
+            raise MissingFileError(f"nothing named {os.fsdecode(path)} in the archive") from error
+
+    def events(self, last: int = 50) -> list[dict[str, Any]]:
+        """Return the last events, oldest first."""
+        rows = self.catalogue.all(
+            "SELECT time_ns, type, object, outcome, detail FROM events ORDER BY event DESC LIMIT ?",
+            last,
+        )
+        return [
+            {
+                "time": datetime.datetime.fromtimestamp(time_ns / 1e9, tz=datetime.UTC).isoformat(
+                    timespec="seconds"
+                ),
+                "type": kind, "object": about, "outcome": outcome, "detail": detail,
+            }
+            for time_ns, kind, about, outcome, detail in reversed(rows)
+        ]  # fmt: skip
+
+    # The way back
+
+    def prepare(self, paths: Iterable[str | bytes | Path]) -> int:
+        """Ask for files to be brought back; return the request's number."""
+        return self.queue.prepare(self._versions_of(paths))
+
+    def serve_recalls(self, *, progress: Progress = SILENT) -> RecallReport:
+        """Bring back everything that is queued."""
+        return self.queue.serve(progress=progress)
+
+    def recall(
+        self, paths: Iterable[str | bytes | Path], *, progress: Progress = SILENT
+    ) -> RecallReport:
+        """Bring files back to the buffer now, with whatever else is queued."""
+        request = self.prepare(paths)
+        try:
+            return self.queue.serve(progress=progress)
+        finally:
+            self.queue.release(request)
+
+    def export(
+        self, paths: Iterable[str | bytes | Path], target: Path, *, bagit: bool = False,
+        number: int | None = None, progress: Progress = SILENT,
+    ) -> ExportReport:  # fmt: skip
+        """Copy files out, hashes checked; see `export.export_files`.
+
+        Args:
+            paths: Files, and folders with all below.
+            target: A new folder.
+            bagit: Write a BagIt bag.
+            number: An older content, of a single file.
+            progress: Counts files.
+        """
+        files = self._files_of(paths)
+        if number is not None:
+            files = [(path, self._older(version, number)) for path, version in files]
+        return export_files(
+            files, target, catalogue=self.catalogue, store=self.store, recaller=self.recaller,
+            bagit=bagit, progress=progress,
+        )  # fmt: skip
+
+    def _older(self, version: int, number: int) -> int:
+        found = self.catalogue.value(
+            "SELECT version FROM versions WHERE number = ? AND ino ="
+            " (SELECT ino FROM versions WHERE version = ?)", number, version,
+        )  # fmt: skip
+        if found is None:
+            raise MissingFileError(f"there is no version {number}")
+        return int(found)
+
+    # Health
+
+    def scrub(
+        self, *, older_than_ns: int | None = None, max_discs: int | None = None,
+        progress: Progress = SILENT,
+    ) -> ScrubReport:  # fmt: skip
+        """Read discs whole and compare hashes; see `scrub.scrub`."""
+        with self._maintenance():
+            return scrub(
+                self.catalogue, self.shelf, older_than_ns=older_than_ns, max_discs=max_discs,
+                progress=progress, crash_point=self.crash_point,
+            )  # fmt: skip
+
+    def repair(self, *, progress: Progress = SILENT) -> RepairReport:
+        """Make lost and suspect discs anew; see `scrub.repair`."""
+        with self._maintenance():
+            return repair(
+                self.catalogue, self.mender, self._burner(), progress=progress,
+                crash_point=self.crash_point,
+            )  # fmt: skip
+
+    def verify(self, *, progress: Progress = SILENT) -> VerifyReport:
+        """Read everything that has a hash, and compare; changes nothing."""
+        return verify(self.catalogue, self.store, self.shelf, progress=progress)
+
+    def fsck(self) -> list[str]:
+        """Return what does not fit between catalogue and buffer; reads no bytes."""
+        return fsck(self.catalogue, self.store)
+
+    @classmethod
+    def rebuild(
+        cls,
+        root: Path,
+        sources: Iterable[Path] = (),
+        *,
+        clock: Clock = time.time_ns,
+        progress: Progress = SILENT,
+    ) -> RebuildReport:
+        """Make the catalogue anew from discs, and the archive around it if need be.
+
+        Args:
+            root: The archive that lost its catalogue, or a new folder.
+            sources: Disc images, or folders of them; none: the archive's own library and buffer.
+            clock: Nanoseconds since 1970.
+            progress: Counts discs.
+
+        Raises:
+            StateError: There is a catalogue; move it away first.
+            DataError: No disc of an archive among the sources.
+        """
+        if (root / CATALOGUE).exists():
+            raise StateError(
+                f"{root} has a catalogue", hint="move metadata/ away to have it made anew"
+            )
+        discs = _named_discs(sources)
+        config = read_archive_config(root) if (root / CONFIG_NAME).exists() else None
+        if config is not None:
+            shelf = Shelf(root / config.library)
+            discs |= {shelf.path_of(slot): slot for slot in shelf.written()}
+        Store.make_folders(root)
+        (root / "metadata").mkdir(parents=True, exist_ok=True)
+        buffered = sorted((root / "buffer" / "images").glob("*.iso"))
+        discs |= dict.fromkeys(buffered)
+        with FileLock(root / "namespace.lock", f"{root} is locked by another mount"):
+            return _rebuild(root, config, discs, clock, progress)
+
+
+def _named_discs(sources: Iterable[Path]) -> dict[Path, int | None]:
+    """Return the disc images that paths name: files, and the files in folders."""
+    found: dict[Path, int | None] = {}
+    for source in sources:
+        if not source.exists():
+            raise MissingFileError(f"no disc or folder {source}")
+        paths = sorted(source.iterdir()) if source.is_dir() else [source]
+        found |= {path: None for path in paths if path.is_file()}
+    return found
+
+
+def _rebuild(
+    root: Path, config: ArchiveConfig | None, discs: dict[Path, int | None], clock: Clock,
+    progress: Progress,
+) -> RebuildReport:  # fmt: skip
+    """Make a catalogue beside its final place, fill it, and put it there when it is whole."""
+    part, heads = root / (CATALOGUE + ".new"), root / FOREPARTS
+    part.unlink(missing_ok=True)
+    Catalogue.create(part, "")
+    catalogue = Catalogue(part, heads, clock)
+    try:
+        store = Store(root, catalogue)
+        found = DiscReader(store).read(discs, progress)
+        if config is None:
+            config = config_from_record(found.archive_id, found.archive)
+            write_archive_config(root, config)
+            Shelf.create(root / config.library, config)
+        catalogue.run("UPDATE meta SET value = ? WHERE key = 'archive_id'", found.archive_id)
+        Namespace(catalogue).make_root(mode=0o755, uid=os.getuid(), gid=os.getgid())
+        report = Refill(catalogue, store, found).run()
+        recovery.mark_clean(catalogue)
+        catalogue.run("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        catalogue.close()
+    part.replace(root / CATALOGUE)
+    return report
+
+
+def mountable(root: Path, *, wait_for_discs: bool = True) -> ArchiveFileSystem:
+    """Return an archive's file system for a mount; the archive closes when it is unmounted.
+
+    Args:
+        root: The archive's folder.
+        wait_for_discs: Whether a read may wait for a disc; otherwise it gets EAGAIN beyond the
+            forepart.
+    """
+    archive = Archive.open(root)
+    archive.may_recall = lambda caller: wait_for_discs
+    fs = archive.fs
+    fs.on_destroy = archive.let_go
+    return fs
+
+
+def _walk_files(names: Namespace, base: bytes, ino: int, mode: int) -> Iterator[tuple[bytes, int]]:
+    """Yield (path, inode) of the regular files at and below an inode, names in order."""
+    if stat.S_ISREG(mode):
+        yield base, ino
+    elif stat.S_ISDIR(mode):
+        for entry in sorted(names.entries(ino, 0), key=lambda found: found.name):
+            below = base + b"/" + entry.name if base else entry.name
+            yield from _walk_files(names, below, entry.inode, entry.mode)
