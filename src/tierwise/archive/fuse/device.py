@@ -24,7 +24,7 @@ from tierwise.core.errors import AccessError, MissingFileError, StateError, Usag
 
 DEVICE: Final = Path("/dev/fuse")
 _CAP_SYS_ADMIN: Final = 21
-_INSTALL_HINT: Final = "run as root, or install it: apt-get install fuse3"
+_HINT: Final = "run as root; or apt-get install fuse3, and chmod 666 /dev/fuse if it is not so"
 
 
 def is_privileged() -> bool:
@@ -44,8 +44,10 @@ def can_mount() -> str | None:
         return "mounting needs Linux: FUSE is spoken with its kernel"
     if not DEVICE.exists():
         return f"{DEVICE} is not there: the kernel has no FUSE, or a container hides it"
+    if not os.access(DEVICE, os.R_OK | os.W_OK):
+        return f"{DEVICE} may not be opened by this user"
     if is_privileged():
-        return None if os.access(DEVICE, os.R_OK | os.W_OK) else f"{DEVICE} may not be opened"
+        return None
     if shutil.which("fusermount3") is None:
         return "only root may mount, and fusermount3 is not installed"
     return None
@@ -61,7 +63,7 @@ def connect(mountpoint: Path, options: MountOptions) -> int:
     """
     reason = can_mount()
     if reason is not None:
-        raise AccessError(reason, hint=_INSTALL_HINT)
+        raise AccessError(reason, hint=_HINT)
     _check_directory(mountpoint)
     if is_privileged():
         return _mount(mountpoint, options)
@@ -160,9 +162,12 @@ def _unmount_error(mountpoint: Path, code: int, said: str) -> StateError | Acces
 
 
 def clear_stale_mount(mountpoint: Path) -> bool:
-    """Unmount a directory whose server died (ENOTCONN); return whether there was one to clear."""
+    """Unmount a directory whose server died (ENOTCONN); return whether there was one to clear.
+
+    Asked by statfs(2), which the kernel never answers from its caches as it does stat(2).
+    """
     try:
-        mountpoint.stat()
+        os.statvfs(mountpoint)
     except OSError as error:
         if error.errno != errno.ENOTCONN:
             return False

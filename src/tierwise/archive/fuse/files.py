@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from tierwise.archive.fuse import system, wire
 from tierwise.archive.fuse.names import Handler
 from tierwise.archive.fuse.session import Request, Session
 from tierwise.archive.fuse.wire import Opcode
-from tierwise.archive.operations import Operations
+from tierwise.archive.operations import Operations, SetAttributes
 
 _COPY_LIMIT_BYTES = 1 << 27
 
@@ -36,8 +37,10 @@ def read(session: Session, operations: Operations, request: Request) -> bytes:
 
 
 def write(session: Session, operations: Operations, request: Request) -> bytes:
-    """WRITE: all the bytes, or an error."""
-    handle, offset, size, *_ = wire.WRITE_IN.unpack_from(request.body)
+    """WRITE: all the bytes, or an error; set-ID bits go first where the kernel says so."""
+    handle, offset, size, flags, *_ = wire.WRITE_IN.unpack_from(request.body)
+    if flags & wire.WRITE_KILL_SET_ID:
+        _drop_set_id(session, request)
     data = request.body[wire.WRITE_IN.size : wire.WRITE_IN.size + size]
     descriptor = session.files.descriptor(request.inode, handle)
     if descriptor is None:
@@ -45,6 +48,17 @@ def write(session: Session, operations: Operations, request: Request) -> bytes:
     else:
         written = os.pwrite(descriptor, data, offset)
     return wire.WRITE_OUT.pack(written)
+
+
+def _drop_set_id(session: Session, request: Request) -> None:
+    """Take set-ID bits away, as the kernel does itself except for uncached writes."""
+    mode = session.operations.getattr(request.inode).mode
+    kept = stat.S_IMODE(mode) & ~stat.S_ISUID
+    if mode & stat.S_IXGRP:
+        kept &= ~stat.S_ISGID
+    if kept != stat.S_IMODE(mode):
+        session.operations.setattr(request.inode, SetAttributes(mode=kept), request.caller())
+        session.attributes_changed(request.inode)
 
 
 def flush(_: Session, operations: Operations, request: Request) -> bytes:

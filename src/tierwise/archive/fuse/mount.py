@@ -13,6 +13,7 @@ import contextlib
 import gc
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.process
 import os
 import signal
 import threading
@@ -129,7 +130,8 @@ def mounted_process(
 
     Raises:
         TierwiseError: As `mounted`, or what `factory` raised.
-        StateError: The process ended before the mount answered, or outlives the block.
+        StateError: The process ended before the mount answered, or, on leaving, files were still
+            open: the server was ended all the same.
     """
     path = _absolute(mountpoint)
     context = multiprocessing.get_context("spawn")
@@ -149,9 +151,11 @@ def mounted_process(
         ours.close()
         if process.is_alive():
             _leave(path)
-        process.join(_START_TIMEOUT_S)
-    if process.is_alive():
-        raise StateError(f"files under {path} are still open: it was detached, not closed")
+        process.join(_BUSY_PATIENCE_S)
+        busy = process.is_alive()
+        _end(process)
+    if busy:
+        raise StateError(f"files under {path} were still open: they are dead now")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +164,14 @@ class MountProcess:
 
     path: Path
     pid: int
+
+
+def _end(process: multiprocessing.process.BaseProcess) -> None:
+    """End a server that waits for open files: asked twice it closes them, else it is killed."""
+    for end in (process.terminate, process.terminate, process.kill):
+        if process.is_alive():
+            end()
+            process.join(_BUSY_PATIENCE_S)
 
 
 def _absolute(mountpoint: str | os.PathLike[str]) -> Path:
@@ -244,6 +256,8 @@ def _serve_in_process(
         serve(factory(), path, options=options, on_ready=lambda: _greet(pipe, path))
     except TierwiseError as error:
         pipe.send(error)
+    except KeyboardInterrupt:
+        return
 
 
 def _greet(pipe: multiprocessing.connection.Connection, path: Path) -> None:

@@ -6,6 +6,8 @@ FORGETs; `Session` keeps that count, so that a file system hears one `forget` an
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,6 +123,15 @@ class Session:
             self.files.content_changed(inode)
             self.without_default_acl.discard(inode)
             self.operations.forget(inode)
+
+    def attributes_changed(self, inode: int) -> None:
+        """Have the kernel drop an inode's attributes; it takes no lock for that."""
+        body = wire.INVALIDATE_INODE_OUT.pack(inode, -1, 0)
+        header = wire.OUT_HEADER.pack(
+            wire.OUT_HEADER.size + len(body), wire.NotifyCode.INVALIDATE_INODE, 0
+        )
+        with contextlib.suppress(OSError):
+            os.write(self.device, header + body)
 
     def is_referenced(self, inode: int) -> bool:
         """Return whether the kernel knows an inode."""

@@ -119,6 +119,7 @@ class NotifyCode(IntEnum):
 
 
 FSYNC_DATA_ONLY: Final = 1
+WRITE_KILL_SET_ID: Final = 4
 SETXATTR_ACL_KILL_SGID: Final = 1
 
 IN_HEADER: Final = Struct("<IIQQIIIHH")
