@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,12 +79,17 @@ def test_shapes_stay_in_cells_of_their_own(seed: int, index: int) -> None:
         assert tuple(middle) == tasks.COLOURS[one.colour]
 
 
+@lru_cache
+def original_digits() -> Any:
+    return load_digits(return_X_y=True)
+
+
 @given(seeds, indices, splits)
 @settings(max_examples=60, deadline=None)
 def test_digits_are_the_labelled_ones_of_their_split(
     seed: int, index: int, split: tasks.Split
 ) -> None:
-    images, labels = load_digits(return_X_y=True)
+    images, labels = original_digits()
     scene = tasks.draw_digits(tasks.sample_rng(seed, index, split), split)
     allowed = range(1400) if split == "train" else range(1400, 1797)
     for place, (digit, where) in enumerate(zip(scene.digits, scene.digit_indices, strict=True)):
