@@ -55,7 +55,7 @@ def test_events(event: str, mode: str) -> None:
         {"resident_elements": 4000},
         {"resident_elements": 10**9},
         {"release_grads": True},
-        {"host_budget_bytes": 10**6},
+        {"host_budget_bytes": 500_000},
     ],
     ids=str,
 )

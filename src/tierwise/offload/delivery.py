@@ -124,11 +124,12 @@ class Delivery:
         if self._trace and waited:
             self._trace.add("device", "wait", block.name, start)
         if any(grad._version != version for grad, version in late.read):
-            self._queue.torn = True
-            raise TrainingError(
+            error = TrainingError(
                 f"a gradient of {block.name} was changed after step() while the host still read it",
                 hint="call zero_grad() with set_to_none=True, or synchronize() first",
             )
+            self._queue.fail(error)
+            raise error
 
     def arrive_all(self) -> None:
         """Return when no block is late."""

@@ -16,7 +16,8 @@ while fewer than half of the recent steps were clipped.
 
 Left out: amsgrad, maximize, closures, sparse gradients, fp16 weights, several devices. A write
 through `.data` (of a parameter or gradient) is invisible to torch's version counters: made
-between backward and step, it is not seen here either.
+between backward and step, it is not seen here either. With a GradScaler, or in a process group of
+several, gradients are not final when they are ready: nothing overlaps backward then.
 """
 
 from __future__ import annotations
@@ -141,7 +142,6 @@ class OffloadAdamW(Optimizer):
             raise UsageError(f"chunk_elements {chunk_elements} is not a multiple of 64")
         if num_threads < 1:
             raise UsageError(f"num_threads {num_threads} is not positive")
-        self.max_grad_norm = max_grad_norm
         self.mode: Mode = mode
         self.counts = Counts()
         self.trace = trace
@@ -150,6 +150,8 @@ class OffloadAdamW(Optimizer):
         self._resident_left, self._budget = resident_elements, host_budget_bytes
         self._slots: dict[nn.Parameter, Slot] = {}
         self._norm: Tensor | None = None
+        self._step_supports_amp_scaling = True  # a GradScaler then says that it is there
+        self._scaled = False
         self._clipped: deque[bool] = deque(maxlen=_CLIP_HISTORY)
         self._fired: dict[Block, None] = {}  # forward order, as seen
         self._gated: set[Block] = set()  # blocks whose forward has run since the last step
@@ -175,10 +177,11 @@ class OffloadAdamW(Optimizer):
         self._shadow = Shadow(
             self._updater,
             self._queue,
-            want_norms=max_grad_norm is not None or nonfinite != "propagate",
-            norm_limit=max_grad_norm,
+            want_norms=False,
+            norm_limit=None,
             release=release_grads,
         )
+        self.max_grad_norm = max_grad_norm
         self._ready = True
         self._adopt(trained)
         if model is not None:
@@ -284,6 +287,9 @@ class OffloadAdamW(Optimizer):
         self._shadow.flush()
         slots = self._slots_with_gradients()
         self._delivery.arrive_all()
+        if self._unscale(slots):
+            self._end_step()
+            return
         coefficient = self._clip_coefficient()
         if coefficient is None:
             self.counts.skipped += 1
@@ -320,6 +326,32 @@ class OffloadAdamW(Optimizer):
                 if param.numel():
                     slots.append(self._slots[param])
         return slots
+
+    def _unscale(self, slots: Sequence[Slot]) -> bool:
+        """Undo a GradScaler's scale where it has not; return whether it found an infinity.
+
+        Its `unscale_` does not raise version counters: with a scaler, nothing noted during
+        backward can be trusted, and nothing more is noted from now on.
+        """
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        if found_inf is None:
+            return False
+        if not self._scaled:
+            self._scaled = True
+            logger.warning("with a GradScaler, updates wait for step()")
+        self._shadow.discard()
+        for slot in slots:
+            slot.forget()
+        if float(found_inf):
+            self.counts.skipped += 1
+            return True
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        if scale is not None:
+            inverse = scale.double().reciprocal().float()
+            for slot in slots:
+                if slot.param.grad is not None:
+                    slot.param.grad.mul_(inverse.to(slot.param.grad.device))
+        return False
 
     def _clip_coefficient(self) -> float | None:
         """Return what gradients are multiplied by; None if the step is to be skipped."""
@@ -419,9 +451,21 @@ class OffloadAdamW(Optimizer):
             self._shadow.mark(self.trace.clock())
 
     def _speculates(self) -> bool:
+        """Decide on proposals for the next step."""
+        self._shadow.final_when_ready = not self._scaled and not _is_distributed()
         if self.mode == "auto" and self._clipped:
             return 2 * sum(self._clipped) < len(self._clipped)
         return self.mode in ("auto", "speculate")
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """What the global 2-norm of the gradients is clipped to; None: never. May be changed."""
+        return self._shadow.norm_limit
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, value: float | None) -> None:
+        self._shadow.norm_limit = value
+        self._shadow.want_norms = value is not None or self._nonfinite != "propagate"
 
     @property
     def grad_norm(self) -> float | None:
@@ -456,9 +500,16 @@ class OffloadAdamW(Optimizer):
         self._queue.check()
 
     def close(self) -> None:
-        """Finish, end the threads and remove the hooks; only `state_dict` can be used after."""
-        self._delivery.arrive_all()
-        _close(self._queue, self._handles)
+        """Finish, end the threads and remove the hooks; only `state_dict` can be used after.
+
+        Raises:
+            StateError: The host's thread has failed, and nobody has been told yet.
+        """
+        try:
+            if not self._queue.reported:
+                self._delivery.arrive_all()
+        finally:
+            _close(self._queue, self._handles)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the committed state, in torch.optim.AdamW's format.
@@ -488,6 +539,9 @@ class OffloadAdamW(Optimizer):
         for slot in self._slots.values():
             slot.forget()
             slot.hits, slot.step = 0, 0
+            slot.step_tensor.zero_()
+            slot.m[slot.bank].zero_()
+            slot.v[slot.bank].zero_()
         indices = [index for group in groups for index in group["params"]]
         for index, param in zip(indices, params, strict=True):
             if index in state:
@@ -509,6 +563,12 @@ class OffloadAdamW(Optimizer):
                 slot.master[slot.bank].copy_(entry["master"])
                 slot.param_seen = slot.stamp()
         self.state[param] = state_of(slot)
+
+
+def _is_distributed() -> bool:
+    """Say whether gradients will be averaged over processes after they are ready."""
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
 
 
 def _close(queue: UpdateQueue, handles: list[Any]) -> None:

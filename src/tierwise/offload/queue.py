@@ -103,6 +103,7 @@ class UpdateQueue:
         self._threads: list[threading.Thread] = []
         self._running = 0  # speculative tasks on worker threads
         self._failure: BaseException | None = None
+        self.reported = False  # somebody has heard of the failure
         self._closed = False
         self._process = os.getpid()
 
@@ -137,7 +138,7 @@ class UpdateQueue:
                     task = self._tasks.pop() if ticket.remaining and self._tasks else None
                 self.check()
                 if task is not None:
-                    self._run(task)
+                    self._run(task, own_thread=False)
         self.check()
 
     def cancel(self, *, wait: bool) -> None:
@@ -157,6 +158,7 @@ class UpdateQueue:
             StateError: It failed, was closed, or belongs to the parent of this process.
         """
         if self._failure is not None:
+            self.reported = True
             said = f"{type(self._failure).__name__}: {self._failure}"
             torn = "the optimizer's state is torn" if self.torn else "the last step is intact"
             raise StateError(
@@ -167,6 +169,12 @@ class UpdateQueue:
             raise StateError("the optimizer is closed", hint="make a new OffloadAdamW")
         if os.getpid() != self._process:
             raise StateError("an OffloadAdamW cannot be used in a forked process")
+
+    def fail(self, error: Exception) -> None:
+        """Let every later call fail: committed state can no longer be trusted."""
+        with self._changed:
+            self._failure, self.torn, self.reported = error, True, True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Run what is queued, then end the threads; safe to call twice."""
@@ -193,7 +201,7 @@ class UpdateQueue:
                     task = self._tasks.pop()
                     self._running += task.speculative
                 try:
-                    self._run(task)
+                    self._run(task, own_thread=True)
                 finally:
                     with self._changed:
                         self._running -= task.speculative
@@ -206,7 +214,7 @@ class UpdateQueue:
                     self._failure = self._failure or RuntimeError("the thread was killed")
                     self._changed.notify_all()
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: Task, *, own_thread: bool) -> None:
         try:
             if self.before is not None:
                 self.before(task)
@@ -216,8 +224,8 @@ class UpdateQueue:
                 self._failure = self._failure or error
                 self.torn = self.torn or not task.speculative
                 self._changed.notify_all()
-            if not isinstance(error, Exception):
-                raise
+            if not own_thread and not isinstance(error, Exception):
+                raise  # Ctrl-C while the training thread helped
             return
         with self._changed:
             task.ticket.remaining -= 1

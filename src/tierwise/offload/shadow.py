@@ -196,11 +196,13 @@ class Shadow:
     ) -> None:
         self.wanted = False  # make proposals in this step's final backward
         self.accumulating = False
+        self.final_when_ready = True  # else somebody scales or reduces gradients afterwards
+        self.want_norms, self.norm_limit = want_norms, norm_limit
         self.rounds = 0  # backwards since the last step
         self.stopped = False  # this backward is over the norm
         self._expected_rounds, self._told = 1, False
         self._updater, self._queue = updater, queue
-        self._want_norms, self._norm_limit, self._release = want_norms, norm_limit, release
+        self._release = release
         self._pending: list[Slot] = []
         self._square_sum = 0.0
         self._callback_set = False
@@ -239,7 +241,8 @@ class Shadow:
         self._told = True
 
     def _is_final(self) -> bool:
-        return not self.accumulating and (self._told or self.rounds >= self._expected_rounds)
+        last = self._told or self.rounds >= self._expected_rounds
+        return self.final_when_ready and not self.accumulating and last
 
     def flush(self) -> None:
         """Hand over the gradients collected so far."""
@@ -252,7 +255,7 @@ class Shadow:
             return
         with torch.no_grad():
             self._note(slots)
-            if self._want_norms and self._over_limit(slots):
+            if self.want_norms and self._over_limit(slots):
                 self.stopped = True
                 self._queue.cancel(wait=False)
             moved = [slot for slot in slots if not slot.resident]
@@ -263,7 +266,7 @@ class Shadow:
     def _note(self, slots: Sequence[Slot]) -> None:
         grads = [slot.param.grad for slot in slots]
         norms: Sequence[Tensor | None] = [None] * len(slots)
-        if self._want_norms:
+        if self.want_norms:
             norms = self._updater.lane.norms([grad for grad in grads if grad is not None])
         for slot, grad, norm in zip(slots, grads, norms, strict=True):
             assert grad is not None
@@ -271,10 +274,10 @@ class Shadow:
             slot.grad, slot.grad_version, slot.norm = grad, grad._version, norm
 
     def _over_limit(self, slots: Sequence[Slot]) -> bool:
-        if self._norm_limit is None or not self._updater.lane.shares_memory:
+        if self.norm_limit is None or not self._updater.lane.shares_memory:
             return False  # reading a norm would make the device wait
         self._square_sum += sum(float(s.norm) ** 2 for s in slots if s.norm is not None)
-        return not self._square_sum <= 1.001 * self._norm_limit**2
+        return not self._square_sum <= 1.001 * self.norm_limit**2
 
     def _fetch(self, slots: Sequence[Slot]) -> None:
         """Begin to move gradients that have a place in host memory, and free them if asked to."""

@@ -20,29 +20,57 @@ from tierwise.offload.shadow import Shadow
 from tierwise.offload.trace import Trace
 
 
-class _Gate:
-    """Runs before and after one block's forward."""
+class _Hook:
+    """A hook that a copied or pickled model keeps only as a shell that does nothing."""
 
-    def __init__(
-        self,
-        block: Block,
-        before: Callable[[Block], None],
-        mark: Callable[[int], None],
-        trace: Trace | None,
-    ) -> None:
-        self._block, self._mark, self._trace = block, mark, trace
+    def __reduce__(self) -> tuple[type[_Nothing], tuple[()]]:
+        return _Nothing, ()
+
+
+class _Nothing(_Hook):
+    """What is left of a hook in a copy of the model."""
+
+    def __call__(self, *_arguments: object) -> None:
+        pass
+
+
+class _Settle(_Hook):
+    """Calls a bound method while its object lives."""
+
+    def __init__(self, method: Callable[[], None]) -> None:
+        self._method = weakref.WeakMethod(method)
+
+    def __call__(self, *_arguments: object) -> None:
+        if method := self._method():
+            method()
+
+
+class _Enter(_Hook):
+    """Runs before one block's forward."""
+
+    def __init__(self, block: Block, before: Callable[[Block], None], trace: Trace | None) -> None:
+        self._block, self._trace = block, trace
         self._before = weakref.WeakMethod(before)
-        self._starts: list[int] = []
+        self.starts: list[int] = []
 
-    def enter(self, module: nn.Module, arguments: Any) -> None:
+    def __call__(self, module: nn.Module, arguments: Any) -> None:
         if before := self._before():
             before(self._block)
         if self._trace:
-            self._starts.append(self._trace.clock())
+            self.starts.append(self._trace.clock())
 
-    def leave(self, module: nn.Module, arguments: Any, result: Any) -> None:
-        if self._trace and self._starts:
-            self._trace.add("device", "forward", self._block.name, self._starts.pop())
+
+class _Leave(_Hook):
+    """Runs after one block's forward, for the trace."""
+
+    def __init__(
+        self, block: Block, enter: _Enter, trace: Trace, mark: Callable[[int], None]
+    ) -> None:
+        self._block, self._enter, self._trace, self._mark = block, enter, trace, mark
+
+    def __call__(self, module: nn.Module, arguments: Any, result: Any) -> None:
+        if self._enter.starts:
+            self._trace.add("device", "forward", self._block.name, self._enter.starts.pop())
             self._mark(self._trace.clock())
 
 
@@ -68,29 +96,20 @@ def watch_model(
     handles: list[RemovableHandle] = []
     for block in blocks:
         if block.module is not None:
-            gate = _Gate(block, before, mark, trace)
-            handles.append(block.module.register_forward_pre_hook(gate.enter))
+            enter = _Enter(block, before, trace)
+            handles.append(block.module.register_forward_pre_hook(enter))
             if trace:
-                handles.append(block.module.register_forward_hook(gate.leave))
+                leave = _Leave(block, enter, trace, mark)
+                handles.append(block.module.register_forward_hook(leave))
     if settle is not None:
-        settle_weakly = _call_weakly(settle)
+        call = _Settle(settle)
         for module in {model, *(block.module for block in blocks if block.module is not None)}:
             for register in (
                 module.register_state_dict_pre_hook,
                 module.register_load_state_dict_pre_hook,
             ):
-                handles.append(register(settle_weakly))  # type: ignore[no-untyped-call]
+                handles.append(register(call))  # type: ignore[no-untyped-call]
     return handles
-
-
-def _call_weakly(method: Callable[[], None]) -> Callable[..., None]:
-    reference = weakref.WeakMethod(method)
-
-    def call(*_arguments: object) -> None:
-        if alive := reference():
-            alive()
-
-    return call
 
 
 def watch_gradient(slot: Slot, shadow: Shadow) -> RemovableHandle:
