@@ -15,8 +15,6 @@ Shapes: P prompts, B rollouts, T completion tokens.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from collections import defaultdict
@@ -31,7 +29,7 @@ from tierwise.core.errors import UsageError
 from tierwise.curriculum.grpo import zero_advantage_groups
 from tierwise.curriculum.models import LocalModel, key_seed
 from tierwise.curriculum.rollouts import Rollouts, sample_rollouts
-from tierwise.curriculum.samples import Sample, image_digest, load_image
+from tierwise.curriculum.samples import Sample, load_image
 
 Reward = Callable[[Sample, str], float]
 """What a completion is worth: (sample, text) -> a number, or NaN where there is no verdict."""
@@ -220,12 +218,3 @@ def _by_stratum(passes: Sequence[Pass], strata: Mapping[str, str]) -> dict[str, 
             if not math.isnan(value):
                 rows[strata.get(part.samples[prompt].id, "unsorted")].append(value)
     return {name: sum(row) / len(row) for name, row in sorted(rows.items())}
-
-
-def data_hash(samples: Sequence[Sample]) -> str:
-    """Return 16 hex digits of the samples in their order, pictures included."""
-    digest = hashlib.sha256()
-    for sample in samples:
-        pictures = [image_digest(path) for path in sample.images]
-        digest.update(json.dumps([sample.id, sample.question, sample.answer, pictures]).encode())
-    return digest.hexdigest()[:16]

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from tierwise.core.errors import UsageError
+from tierwise.curriculum.checkpoint import TrainState
 from tierwise.curriculum.experience import Experience, Pass, SamplingConfig
 from tierwise.curriculum.grpo import (
     GrpoConfig,
@@ -106,6 +107,16 @@ class Learner:
             self.reference = LocalModel(frozen, model.processor, template=model.template)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+
+    def restore(self, state: TrainState) -> None:
+        """Take up the counters of a checkpoint."""
+        self.position = state.position
+        self.flat_steps = int(state.counters.get("flat_steps", 0))
+        self.updates = int(state.counters.get("updates", 0))
+
+    def counters(self) -> dict[str, float]:
+        """Return what a checkpoint must hold beside weights, optimizer and position."""
+        return {"flat_steps": self.flat_steps, "updates": self.updates}
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context of every forward pass."""
@@ -246,7 +257,7 @@ class Learner:
 def _twin(module: torch.nn.Module) -> torch.nn.Module:
     """Return another module of the same weights, without the hooks somebody put on this one."""
     # a deep copy would take the hooks along, and what they hold (threads) cannot be copied
-    twin = type(module)(copy.deepcopy(module.config))  # type: ignore[arg-type]
+    twin = type(module)(copy.deepcopy(module.config))
     first = next(module.parameters())
     twin.to(device=first.device, dtype=first.dtype)
     twin.load_state_dict(module.state_dict())
