@@ -1,7 +1,8 @@
 """Mounts to test on: one server process a module and a subject, one empty folder a test.
 
 Subjects are the ways a file's bytes can go: the mirror giving backing files (kernel passthrough as
-root), the mirror answering reads and writes itself, with and without the page cache.
+root), the mirror answering reads and writes itself, with and without the page cache; and the
+archive.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import pytest
 from tierwise.archive.fuse import can_mount, mounted_process
 from tierwise.archive.fuse.device import is_privileged
 from tierwise.archive.fuse.mirror import InputOutput, Mirror
+from tierwise.archive.operations import Operations
+from tierwise.archive.vault import Archive, mountable
 
 _counter = itertools.count()
 
@@ -32,17 +35,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture(scope="module", params=list(InputOutput), ids=str)
+@pytest.fixture(scope="module", params=[*InputOutput, "vault"], ids=str)
 def mountpoint(request: pytest.FixtureRequest) -> Iterator[Path]:
     """Return a mount in a place that other users can reach (pytest's own is private)."""
     base = Path(tempfile.mkdtemp(prefix="tierwise-fuse-"))
     base.chmod(0o755)
-    (base / "source").mkdir()
     (base / "mount").mkdir()
-    factory = partial(Mirror, base / "source", request.param)
-    with mounted_process(factory, base / "mount") as mount:
+    with mounted_process(_factory(base / "source", request.param), base / "mount") as mount:
         yield mount.path
     shutil.rmtree(base)
+
+
+def _factory(source: Path, subject: str) -> Callable[[], Operations]:
+    if subject != "vault":
+        source.mkdir()
+        return partial(Mirror, source, InputOutput(subject))
+    with Archive.init(source, archive_id="f" * 32, disc_size_bytes=1 << 30, library_slots=20):
+        return partial(mountable, source)
 
 
 @pytest.fixture

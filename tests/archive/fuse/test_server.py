@@ -20,8 +20,11 @@ from pathlib import Path
 
 import pytest
 
-from tierwise.archive.fuse import Fault, MountOptions, mounted
+from tierwise.archive.fuse import Fault, MountOptions, device, mounted, server
 from tierwise.archive.fuse.mirror import InputOutput, Mirror
+from tierwise.archive.fuse.names import Handler
+from tierwise.archive.fuse.session import Request, Session
+from tierwise.archive.fuse.wire import Opcode
 from tierwise.archive.operations import (
     RETRY,
     Attributes,
@@ -29,6 +32,7 @@ from tierwise.archive.operations import (
     Later,
     Notifier,
     Opened,
+    Operations,
     SetAttributes,
 )
 
@@ -389,3 +393,50 @@ def test_the_server_reads_ahead_as_told(tmp_path: Path) -> None:
         number = bench.path.stat().st_dev
         entry = Path(f"/sys/class/bdi/{os.major(number)}:{os.minor(number)}/read_ahead_kb")
         assert entry.read_text().strip() == "512"
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_passthrough_keeps_reads_and_writes_in_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    if not device.is_privileged() or kernel_version() < (6, 9):
+        pytest.skip("passthrough needs root and Linux 6.9")
+    seen: Counter[int] = Counter()
+    for opcode in (Opcode.READ, Opcode.WRITE):
+        handler = server._HANDLERS[opcode]
+
+        def counting(
+            session: Session, operations: Operations, request: Request, handler: Handler = handler
+        ) -> bytes | None:
+            seen[request.opcode] += 1
+            return handler(session, operations, request)
+
+        monkeypatch.setitem(server._HANDLERS, opcode, counting)
+    bench = Bench(tmp_path)
+    with mounted(Mirror(bench.source), bench.path, options=MountOptions(passthrough=wanted)):
+        bench.file.write_bytes(b"x" * 3_000_000)
+        assert bench.file.stat().st_size == 3_000_000
+        assert bench.file.read_bytes() == b"x" * 3_000_000
+    assert (bench.source / "file").read_bytes() == b"x" * 3_000_000
+    assert bool(seen[Opcode.WRITE]) is not wanted
+    assert seen[Opcode.WRITE] < 10, "writes come a megabyte at a time"
+
+
+def kernel_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in os.uname().release.split(".")[:2])
+
+
+def test_nothing_is_left_open(tmp_path: Path) -> None:
+    def num_open() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    bench = Bench(tmp_path)
+    before = num_open()
+    with mounted(Mirror(bench.source), bench.path):
+        bench.file.read_bytes()
+        during = num_open()
+        for number in range(100):
+            (bench.path / "again").write_text(str(number))
+            (bench.path / "again").unlink()
+        wait_for(lambda: num_open() <= during + 1)
+    assert num_open() == before
