@@ -23,6 +23,7 @@ from tierwise.archive.disc_names import escape_name, escape_path, unescape_name,
 from tierwise.core.errors import DataError, UsageError
 
 FORMAT_VERSION = 1
+APPLICATION = "TIERWISE"  # in the ISO 9660 descriptor: what makes a damaged disc ours
 CATALOGUE_NAME = "CATALOGUE.jsonl"
 MANIFEST_NAME = "MANIFEST.sha256"
 ARRAY_NAME = "ARRAY.json"

@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import itertools
 import os
-import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from typing import Any
 
 from tierwise.archive.array_map import ArrayMap, decode_array_map
 from tierwise.archive.disc_slice import (
+    APPLICATION,
     ARRAY_NAME,
     CATALOGUE_NAME,
     MANIFEST_NAME,
@@ -238,11 +238,8 @@ class _Judge:
         sha256 = self._hash_all()
         damaged = self._compare(manifest, expected)
         self._read_slice(manifest)
-        ours = manifest is not None or self._slice is not None
-        if not ours and not any(f is DiscFault.NEWER_FORMAT for f, _ in self._faults):
-            known = self._places.keys() & {MANIFEST_NAME, CATALOGUE_NAME}
-            if not known and not self._is_cut():
-                return self._result(DiscFault.FOREIGN, "not an image of an archive", sha256)
+        if not self._is_ours():
+            return self._result(DiscFault.FOREIGN, "not an image of an archive", sha256)
         self._note_cut()
         if self._reader.bad:
             self._fault(DiscFault.UNREADABLE, f"{len(self._reader.bad)} sectors cannot be read")
@@ -292,8 +289,7 @@ class _Judge:
     def _read_manifest(self) -> dict[str, str] | None:
         body = self._read(MANIFEST_NAME)
         if body is None:
-            if CATALOGUE_NAME in self._places:
-                self._fault(DiscFault.MANIFEST_DAMAGED, f"no readable {MANIFEST_NAME}")
+            self._fault(DiscFault.MANIFEST_DAMAGED, f"no readable {MANIFEST_NAME}")
             return None
         try:
             manifest = decode_manifest(body)
@@ -353,8 +349,7 @@ class _Judge:
     def _read_slice(self, manifest: dict[str, str] | None) -> None:
         body = self._read(CATALOGUE_NAME)
         if body is None:
-            if manifest is not None:
-                self._fault(DiscFault.SLICE_DAMAGED, f"no readable {CATALOGUE_NAME}")
+            self._fault(DiscFault.SLICE_DAMAGED, f"no readable {CATALOGUE_NAME}")
             return
         digest = hashlib.sha256(body).hexdigest()
         if manifest is not None and manifest.get(CATALOGUE_NAME) != digest:
@@ -366,14 +361,10 @@ class _Judge:
             newer = "format is" in str(error)
             self._fault(DiscFault.NEWER_FORMAT if newer else DiscFault.SLICE_DAMAGED, str(error))
 
-    def _is_cut(self) -> bool:
-        """Return whether this may be an image of ours that lost its end, and its notes with it."""
-        volume = self._volume
-        return (
-            volume is not None
-            and re.fullmatch(r"[0-9a-f]{32}", volume.volume_set) is not None
-            and (self._size < volume.size_bytes or bool(self._reader.bad))
-        )
+    def _is_ours(self) -> bool:
+        """Return whether the descriptor, or a file found on it, says that the disc is an image."""
+        signed = self._volume is not None and self._volume.application == APPLICATION
+        return signed or bool((self._places.keys() | self._other.keys()) & _NOTES)
 
     def _note_cut(self) -> None:
         """Tell a short image from a burn that stopped: the last sector is UDF's second anchor."""
@@ -386,6 +377,7 @@ class _Judge:
             self._fault(DiscFault.HALF_BURNED, "the burn stopped before the end")
 
 
+_NOTES = {MANIFEST_NAME, CATALOGUE_NAME}
 _GRAVITY = (
     DiscFault.BLANK,
     DiscFault.FOREIGN,

@@ -51,6 +51,7 @@ class Volume:
 
     label: str
     volume_set: str
+    application: str
     size_bytes: int
     root_extent: int
     root_bytes: int
@@ -75,6 +76,7 @@ def read_volume(pread: Pread) -> Volume:
     return Volume(
         label=_ascii(block[40:72]),
         volume_set=_ascii(block[190:318]),
+        application=_ascii(block[574:702]),
         size_bytes=sectors * SECTOR_BYTES,
         root_extent=root_extent,
         root_bytes=root_bytes,

@@ -22,6 +22,7 @@ from pathlib import Path
 from time import gmtime, strftime, strptime
 from typing import Any, BinaryIO
 
+from tierwise.archive.disc_slice import APPLICATION
 from tierwise.core.errors import IntegrityError
 
 SECTOR_BYTES = 2048
@@ -135,7 +136,7 @@ def write_iso(
         image = pycdlib.PyCdlib()
         image.new(
             interchange_level=3, rock_ridge="1.09", udf="2.60", vol_ident=label,
-            vol_set_ident=volume_set, sys_ident="LINUX", app_ident_str="TIERWISE",
+            vol_set_ident=volume_set, sys_ident="LINUX", app_ident_str=APPLICATION,
         )  # fmt: skip
         try:
             _Builder(image, clock).add_all(nodes)
