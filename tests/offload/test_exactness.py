@@ -8,7 +8,8 @@ import random
 from typing import Any
 
 import pytest
-from twins import ALWAYS, NEVER, SOMETIMES, Scenario, assert_same_bits
+
+from tests.offload.twins import ALWAYS, NEVER, SOMETIMES, Scenario, assert_same_bits
 
 MODES = ("speculate", "defer", "barrier", "auto")
 CLIPS = (NEVER, SOMETIMES, ALWAYS)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import Gpt, gpt_loss
 from torch import nn
 
+from tests.offload.small_models import Gpt, gpt_loss
 from tierwise.core.errors import DataError, StateError, TrainingError, UsageError
 from tierwise.offload import OffloadAdamW, fingerprint, verify_bits
 from tierwise.offload.memory import host_bytes

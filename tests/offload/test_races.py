@@ -12,11 +12,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import Gpt, gpt_loss
 from torch import Tensor, nn
 from torch.nn import functional
-from twins import SOMETIMES, Ours, Scenario, play, reference
 
+from tests.offload.small_models import Gpt, gpt_loss
+from tests.offload.twins import SOMETIMES, Ours, Scenario, play, reference
 from tierwise.core.errors import StateError
 from tierwise.offload import OffloadAdamW, fingerprint, verify_bits
 from tierwise.offload.queue import LowestFirst, Task, Ticket, UpdateQueue

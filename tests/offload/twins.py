@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from small_models import CASES
 from torch import Tensor, nn
 
+from tests.offload.small_models import CASES
 from tierwise.offload import OffloadAdamW
 from tierwise.offload.verify import differing_bits
 
