@@ -99,7 +99,6 @@ class Learner:
     ) -> None:
         self.model, self.optimizer, self.config = model, optimizer, config
         self.position, self.flat_steps, self.updates = 0, 0, 0
-        self.clips_itself = getattr(optimizer, "max_grad_norm", None) is not None
         self.parameters = [p for p in model.model.parameters() if p.requires_grad]
         self.reference: LocalModel | None = None
         if config.objective.kl_weight > 0:
@@ -210,7 +209,7 @@ class Learner:
         num_tokens = sum(int(batch.rollouts.mask_BT.sum()) for batch in batches)
         self.optimizer.zero_grad(set_to_none=True)
         for place, batch in enumerate(batches):
-            with self.accumulating(last=place == len(batches) - 1):
+            with accumulating(self.optimizer, last=place == len(batches) - 1):
                 logprob_BT = self.logprobs(self.model, batch.rollouts)
                 now_BT = logprob_BT.detach()
                 old_BT = now_BT if batch.old_BT is None else batch.old_BT
@@ -230,28 +229,42 @@ class Learner:
             if batch.reference_BT is not None:
                 kl_BT = kl_estimate(now_BT, batch.reference_BT)[mask_BT]
                 values["kl"] = values.get("kl", 0.0) + share * float(kl_BT.mean())
-        values["grad_norm"] = self.clip_and_step()
-        return values
-
-    def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
-        """Tell an optimizer that works during backward that more gradient is to come."""
-        accumulate = getattr(self.optimizer, "accumulate", None)
-        return nullcontext() if last or accumulate is None else accumulate()
-
-    def clip_and_step(self) -> float:
-        """Clip, step, and return the norm of the gradient before clipping."""
-        if self.clips_itself:
-            self.optimizer.step()
-            norm = float(self.optimizer.grad_norm)  # type: ignore[attr-defined]
-        else:
-            limit = self.config.max_grad_norm or math.inf
-            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
-            if math.isfinite(norm):
-                self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        norm = clip_and_step(self.optimizer, self.parameters, self.config.max_grad_norm)
         if not math.isfinite(norm):
             raise BadStepError(f"gradient norm is {norm}")
-        return norm
+        values["grad_norm"] = norm
+        return values
+
+
+def accumulating(optimizer: torch.optim.Optimizer, *, last: bool) -> AbstractContextManager[object]:
+    """Tell an optimizer that works during backward that more gradient of the step is to come."""
+    accumulate = getattr(optimizer, "accumulate", None)
+    return nullcontext() if last or accumulate is None else accumulate()
+
+
+def clip_and_step(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.nn.Parameter],
+    max_grad_norm: float,
+) -> float:
+    """Clip, step, clear the gradients, and return their norm before clipping.
+
+    No step is made when the norm is not finite, unless the optimizer clips by itself and decides.
+
+    Args:
+        optimizer: Clips by itself when it has a `max_grad_norm`; then its `grad_norm` is returned.
+        parameters: What is trained.
+        max_grad_norm: The limit for other optimizers; 0 is none.
+    """
+    if getattr(optimizer, "max_grad_norm", None) is not None:
+        optimizer.step()
+        norm = float(getattr(optimizer, "grad_norm", math.nan))
+    else:
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf))
+        if math.isfinite(norm):
+            optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
 
 
 def _twin(module: torch.nn.Module) -> torch.nn.Module:
