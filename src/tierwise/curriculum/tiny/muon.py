@@ -1,8 +1,9 @@
 """The Muon optimizer for weight matrices: momentum, then the nearest orthogonal matrix.
 
 After 70 CPU-seconds an early form of the tiny model answered 0.38 of 400 held-out samples with
-Muon and 0.26 with AdamW (one seed each). Matrices of one shape (up to a transpose) are orthogonalised together as one batched product, in fp32: bf16, which the
-usual implementations use, is slower than the whole backward pass on a CPU.
+Muon and 0.26 with AdamW (one seed each). Matrices of one shape (up to a transpose) are
+orthogonalised together as one batched product, in fp32: bf16, which the usual
+implementations use, is slower than the whole backward pass on a CPU.
 
 Left out: anything but matrices; embeddings, biases and norms belong to AdamW.
 
