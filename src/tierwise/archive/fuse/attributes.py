@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import stat
+from dataclasses import replace
 
 from tierwise.archive.fuse import acl, wire
 from tierwise.archive.fuse.names import Handler
 from tierwise.archive.fuse.session import Request, Session
 from tierwise.archive.fuse.wire import Opcode, SetattrField
-from tierwise.archive.operations import Operations, SetAttributes, XattrFlags
+from tierwise.archive.operations import Caller, Operations, SetAttributes, XattrFlags
 
 _NS = 1_000_000_000
+_ABSENT = (errno.ENODATA, errno.ENOSYS, errno.EOPNOTSUPP)
+_CAPABILITY = b"security.capability"
 
 
 def getattr_(session: Session, operations: Operations, request: Request) -> bytes:
@@ -22,6 +25,12 @@ def getattr_(session: Session, operations: Operations, request: Request) -> byte
 def setattr_(session: Session, operations: Operations, request: Request) -> bytes:
     """SETATTR: what the request marks as meant; a changed mode is carried into the ACL."""
     changes = _changes(request, session.clock_ns())
+    if _kills_set_id(request):
+        _drop_capability(session, request.inode)
+        mode = changes.mode
+        if mode is None:
+            mode = session.operations.getattr(request.inode).mode
+        changes = replace(changes, mode=without_set_id(mode))
     attributes = operations.setattr(request.inode, changes, request.caller())
     if changes.mode is not None and wire.Init.POSIX_ACL in session.capabilities:
         _carry_mode(session, request, changes.mode)
@@ -78,6 +87,28 @@ def removexattr(session: Session, operations: Operations, request: Request) -> b
     return b""
 
 
+def without_set_id(mode: int) -> int:
+    """Return permission bits without set-user-ID, and set-group-ID where it is one.
+
+    Set-group-ID without group execution once meant mandatory locking, and stays.
+
+    >>> oct(without_set_id(0o106755)), oct(without_set_id(0o102745))
+    ('0o755', '0o2745')
+    """
+    gone = stat.S_ISUID | (stat.S_ISGID if mode & stat.S_IXGRP else 0)
+    return stat.S_IMODE(mode) & ~gone
+
+
+def drop_set_id(session: Session, inode: int, caller: Caller) -> None:
+    """Take set-ID bits and file capabilities away, because somebody changes the file's bytes."""
+    _drop_capability(session, inode)
+    mode = session.operations.getattr(inode).mode
+    kept = without_set_id(mode)
+    if kept != stat.S_IMODE(mode):
+        session.operations.setattr(inode, SetAttributes(mode=kept), caller)
+        session.attributes_changed(inode)
+
+
 HANDLERS: dict[int, Handler] = {
     Opcode.GETATTR: getattr_,
     Opcode.SETATTR: setattr_,
@@ -87,6 +118,14 @@ HANDLERS: dict[int, Handler] = {
     Opcode.SETXATTR: setxattr,
     Opcode.REMOVEXATTR: removexattr,
 }
+
+
+def _kills_set_id(request: Request) -> bool:
+    return bool(wire.SETATTR_IN.unpack_from(request.body)[0] & SetattrField.KILL_SET_ID)
+
+
+def _drop_capability(session: Session, inode: int) -> None:
+    _remove_if_there(session.operations, inode, _CAPABILITY)
 
 
 def _changes(request: Request, now_ns: int) -> SetAttributes:
@@ -128,7 +167,7 @@ def _remove_if_there(operations: Operations, inode: int, name: bytes) -> None:
     try:
         operations.removexattr(inode, name)
     except OSError as error:
-        if error.errno != errno.ENODATA:
+        if error.errno not in _ABSENT:
             raise
 
 
@@ -157,7 +196,7 @@ def _carry_mode(session: Session, request: Request, mode: int) -> None:
     try:
         entries = acl.parse(session.operations.getxattr(request.inode, acl.ACCESS))
     except OSError as error:
-        if error.errno in (errno.ENODATA, errno.ENOSYS, errno.EOPNOTSUPP):
+        if error.errno in _ABSENT:
             return
         raise
     value = acl.encode(acl.change_mode(entries, mode))

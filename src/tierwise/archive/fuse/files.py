@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 
 from tierwise.archive.fuse import system, wire
+from tierwise.archive.fuse.attributes import drop_set_id
 from tierwise.archive.fuse.names import Handler
 from tierwise.archive.fuse.session import Request, Session
 from tierwise.archive.fuse.wire import Opcode
-from tierwise.archive.operations import Operations, SetAttributes
+from tierwise.archive.operations import Operations
 
 _COPY_LIMIT_BYTES = 1 << 27
 
 
 def open_(session: Session, operations: Operations, request: Request) -> bytes:
     """OPEN: with O_TRUNC, emptied first."""
-    flags, _ = wire.OPEN_IN.unpack_from(request.body)
+    flags, extra = wire.OPEN_IN.unpack_from(request.body)
     opened = operations.open(request.inode, flags, request.caller())
-    open_flags, backing_id = session.files.add(request.inode, opened, flags)
-    return wire.OPEN_OUT.pack(opened.handle, open_flags, backing_id)
+    if extra & wire.OPEN_KILL_SET_ID:
+        drop_set_id(session, request.inode, request.caller())
+    return session.opened(request.inode, opened, flags)
 
 
 def read(session: Session, operations: Operations, request: Request) -> bytes:
@@ -40,7 +41,7 @@ def write(session: Session, operations: Operations, request: Request) -> bytes:
     """WRITE: all the bytes, or an error; set-ID bits go first where the kernel says so."""
     handle, offset, size, flags, *_ = wire.WRITE_IN.unpack_from(request.body)
     if flags & wire.WRITE_KILL_SET_ID:
-        _drop_set_id(session, request)
+        drop_set_id(session, request.inode, request.caller())
     data = request.body[wire.WRITE_IN.size : wire.WRITE_IN.size + size]
     descriptor = session.files.descriptor(request.inode, handle)
     if descriptor is None:
@@ -48,17 +49,6 @@ def write(session: Session, operations: Operations, request: Request) -> bytes:
     else:
         written = os.pwrite(descriptor, data, offset)
     return wire.WRITE_OUT.pack(written)
-
-
-def _drop_set_id(session: Session, request: Request) -> None:
-    """Take set-ID bits away, as the kernel does itself except for uncached writes."""
-    mode = session.operations.getattr(request.inode).mode
-    kept = stat.S_IMODE(mode) & ~stat.S_ISUID
-    if mode & stat.S_IXGRP:
-        kept &= ~stat.S_ISGID
-    if kept != stat.S_IMODE(mode):
-        session.operations.setattr(request.inode, SetAttributes(mode=kept), request.caller())
-        session.attributes_changed(request.inode)
 
 
 def flush(_: Session, operations: Operations, request: Request) -> bytes:
@@ -86,6 +76,8 @@ def fsync(_: Session, operations: Operations, request: Request) -> bytes:
 def fallocate(session: Session, operations: Operations, request: Request) -> bytes:
     """FALLOCATE: allocate, punch, zero."""
     handle, offset, length, mode = wire.FALLOCATE_IN.unpack_from(request.body)
+    if request.uid:
+        drop_set_id(session, request.inode, request.caller())
     descriptor = session.files.descriptor(request.inode, handle)
     if descriptor is None:
         operations.fallocate(request.inode, handle, mode, offset, length)
@@ -112,6 +104,8 @@ def copy_file_range(session: Session, _operations: Operations, request: Request)
     target = session.files.descriptor(inode_out, handle_out)
     if source is None or target is None:
         raise OSError(errno.EOPNOTSUPP, "not both files have a backing")
+    if request.uid:
+        drop_set_id(session, inode_out, request.caller())
     copied = os.copy_file_range(source, target, min(length, _COPY_LIMIT_BYTES), offset, offset_out)
     session.files.content_changed(inode_out)
     if request.opcode == Opcode.COPY_FILE_RANGE_64:

@@ -213,6 +213,5 @@ def _made_and_opened(
 ) -> bytes:
     attributes, opened = made
     _set_inherited(session, request, attributes, inherited)
-    open_flags, backing_id = session.files.add(attributes.inode, opened, flags)
-    reply = wire.OPEN_OUT.pack(opened.handle, open_flags, backing_id)
+    reply = session.opened(attributes.inode, opened, flags)
     return session.entry(attributes) + reply

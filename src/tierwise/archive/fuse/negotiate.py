@@ -1,8 +1,11 @@
 """INIT: what this front end and the kernel agree on.
 
 Only what is done is claimed. Not claimed: writeback cache (excludes passthrough and delays
-ENOSPC to close), remote locks (the kernel's own are exact on one machine), HANDLE_KILLPRIV_V2
-(with it the kernel would leave set-ID bits on files written by passthrough), export support.
+ENOSPC to close), remote locks (the kernel's own are exact on one machine), export support.
+
+HANDLE_KILLPRIV_V2 makes taking set-ID bits away ours; without it every write(2) asks for
+`security.capability` first, which costs small writes by passthrough most of their speed. The
+kernel takes no bits in passthrough then, so set-ID files are served (see `session`).
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ _ALWAYS: Final = (
     | Init.PARALLEL_DIROPS
     | Init.MAX_PAGES
     | Init.CACHE_SYMLINKS
+    | Init.HANDLE_KILLPRIV_V2
     | Init.SETXATTR_EXT
     | Init.INIT_EXT
     | Init.DIRECT_IO_ALLOW_MMAP

@@ -62,13 +62,16 @@ class OpenFiles:
         self.passthrough = False
         """Whether passthrough was negotiated and has not failed."""
 
-    def add(self, inode: int, opened: Opened, flags: int) -> tuple[int, int]:
+    def add(
+        self, inode: int, opened: Opened, flags: int, *, may_pass: bool = True
+    ) -> tuple[int, int]:
         """Note an opening and return its OpenFlags and backing id for the reply.
 
         Args:
             inode: What was opened.
             opened: The file system's answer.
             flags: open(2)'s.
+            may_pass: Whether passthrough will do, should this be the inode's first opening.
 
         Raises:
             OSError: EIO when the file system moved the inode to another backing file while it was
@@ -77,7 +80,7 @@ class OpenFiles:
         entry = self._inodes.get(inode)
         identity = _identity(opened.backing)
         if entry is None:
-            backing_id = 0 if opened.backing is None else self._register(opened.backing)
+            backing_id = self._register(opened.backing) if may_pass else 0
             entry = _OpenInode(backing_id=backing_id, backing=identity)
             self._inodes[inode] = entry
         elif entry.backing not in (None, identity):
@@ -98,8 +101,8 @@ class OpenFiles:
         self._cached.add(inode)
         return OpenFlag.KEEP_CACHE if keep else 0
 
-    def _register(self, descriptor: int) -> int:
-        if not self.passthrough:
+    def _register(self, descriptor: int | None) -> int:
+        if not self.passthrough or descriptor is None:
             return 0
         request = bytearray(struct.pack("<iIQ", descriptor, 0, 0))
         try:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tierwise.archive.fuse import wire
 from tierwise.archive.fuse.openfiles import OpenFiles
-from tierwise.archive.operations import ROOT_INODE, Attributes, Caller, Operations
+from tierwise.archive.operations import ROOT_INODE, Attributes, Caller, Opened, Operations
 
 _NS = 1_000_000_000
 
@@ -99,6 +100,8 @@ class Session:
         self._attribute_valid_ns = int(options.attribute_timeout_s * _NS)
         self._references: dict[int, int] = {}
         self.without_default_acl: set[int] = set()
+        self._set_id: set[int] = set()
+        """Inodes with set-ID bits, by the attributes last told to the kernel."""
 
     def attribute_valid_ns(self, inode: int) -> int:
         """Return how long the kernel may keep an inode's attributes."""
@@ -107,11 +110,13 @@ class Session:
     def entry(self, attributes: Attributes) -> bytes:
         """Return the reply for a name, and count the reference that the kernel takes with it."""
         inode = attributes.inode
+        self._note_set_id(attributes)
         self._references[inode] = self._references.get(inode, 0) + 1
         return wire.entry_reply(attributes, self.entry_valid_ns, self.attribute_valid_ns(inode))
 
     def attributes(self, attributes: Attributes) -> bytes:
         """Return the reply for an inode's attributes."""
+        self._note_set_id(attributes)
         return wire.attributes_reply(attributes, self.attribute_valid_ns(attributes.inode))
 
     def dereference(self, inode: int, count: int) -> None:
@@ -122,6 +127,7 @@ class Session:
         elif self._references.pop(inode, None) is not None and inode != ROOT_INODE:
             self.files.content_changed(inode)
             self.without_default_acl.discard(inode)
+            self._set_id.discard(inode)
             self.operations.forget(inode)
 
     def attributes_changed(self, inode: int) -> None:
@@ -132,6 +138,21 @@ class Session:
         )
         with contextlib.suppress(OSError):
             os.write(self.device, header + body)
+
+    def _note_set_id(self, attributes: Attributes) -> None:
+        if attributes.mode & (stat.S_ISUID | stat.S_ISGID):
+            self._set_id.add(attributes.inode)
+        else:
+            self._set_id.discard(attributes.inode)
+
+    def opened(self, inode: int, opened: Opened, flags: int) -> bytes:
+        """Note an opening and return the reply for it.
+
+        A file with set-ID bits is served, so that whoever writes to it takes them away.
+        """
+        may_pass = inode not in self._set_id
+        open_flags, backing_id = self.files.add(inode, opened, flags, may_pass=may_pass)
+        return wire.OPEN_OUT.pack(opened.handle, open_flags, backing_id)
 
     def is_referenced(self, inode: int) -> bool:
         """Return whether the kernel knows an inode."""

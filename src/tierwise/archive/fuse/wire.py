@@ -81,6 +81,7 @@ class Init(IntFlag):
     POSIX_ACL = 1 << 20
     MAX_PAGES = 1 << 22
     CACHE_SYMLINKS = 1 << 23
+    HANDLE_KILLPRIV_V2 = 1 << 28
     SETXATTR_EXT = 1 << 29
     INIT_EXT = 1 << 30
     DIRECT_IO_ALLOW_MMAP = 1 << 36
@@ -109,6 +110,7 @@ class SetattrField(IntFlag):
     ATIME_NOW = 1 << 7
     MTIME_NOW = 1 << 8
     CTIME = 1 << 10
+    KILL_SET_ID = 1 << 11
 
 
 class NotifyCode(IntEnum):
@@ -119,6 +121,7 @@ class NotifyCode(IntEnum):
 
 
 FSYNC_DATA_ONLY: Final = 1
+OPEN_KILL_SET_ID: Final = 1
 WRITE_KILL_SET_ID: Final = 4
 SETXATTR_ACL_KILL_SGID: Final = 1
 
