@@ -260,11 +260,11 @@ def write_image(
             )  # fmt: skip
         with progress.task(f"verify {identity.label}", float(size)) as task:
             checked = check_disc(temporary, expected=all_digests, advance=task.advance)
-    if checked.fault is not None:
-        raise IntegrityError(
-            f"image {identity.label} read back wrong: {checked.detail}",
-            hint="a source file changed while it was sealed, or the disk is failing; seal again",
-        )
+        if checked.fault is not None:
+            raise IntegrityError(
+                f"image {identity.label} read back wrong: {checked.detail}",
+                hint="a source file changed meanwhile, or the disk is failing; seal it again",
+            )
     places = checked.places
     return SealedImage(
         path=out_path,

@@ -182,6 +182,7 @@ class _Window(io.RawIOBase):
         while len(data) < min(size, self._left):
             block = self._stream.read(min(size, self._left) - len(data))
             if not block:
+                self._stream.close()
                 raise IntegrityError(f"{self._path} became shorter while it was sealed")
             data += block
         self._left -= len(data)

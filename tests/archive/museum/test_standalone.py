@@ -13,7 +13,14 @@ SCRIPT = Path(__file__).parents[1] / "restore_without_tierwise.py"
 
 
 def restore(name: bytes, out: Path, images: list[Path]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-I", str(SCRIPT), name, str(out), *map(str, images)]
+    command: list[str | bytes] = [
+        sys.executable,
+        "-I",
+        str(SCRIPT),
+        name,
+        str(out),
+        *map(str, images),
+    ]
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
