@@ -126,6 +126,31 @@ def test_set_id_bits_go_when_somebody_else_changes_a_file(folder: Path, change: 
     assert mode_of(path) == 0o777
 
 
+@pytest.mark.parametrize("change", ["write", "truncate", "chown"])
+def test_a_file_capability_goes_when_somebody_else_changes_a_file(
+    folder: Path, change: str
+) -> None:
+    path = folder / "tool"
+    path.write_bytes(b"#!" + bytes(100))
+    path.chmod(0o777)
+    os.chown(path, ALICE if change == "chown" else BOB, STAFF)
+    net_raw = struct.pack("<IIIII", 0x02000001, 1 << 13, 0, 0, 0)
+    os.setxattr(path, "security.capability", net_raw)
+
+    def write() -> None:
+        descriptor = os.open(path, os.O_WRONLY)
+        os.write(descriptor, b"changed")
+        os.close(descriptor)
+
+    changes: dict[str, Callable[[], object]] = {
+        "write": write,
+        "truncate": lambda: os.truncate(path, 3),
+        "chown": lambda: os.chown(path, -1, STAFF),
+    }
+    assert as_user(ALICE, STAFF, changes[change]) == 0
+    assert "security.capability" not in os.listxattr(path)
+
+
 def test_root_keeps_set_id_bits_when_writing(folder: Path) -> None:
     path = folder / "tool"
     path.write_bytes(b"")

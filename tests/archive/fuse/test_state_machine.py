@@ -224,7 +224,7 @@ def run_twins(mountpoint: Path, twin_root: Path, num_examples: int, num_steps: i
 
 
 def test_a_mount_behaves_as_the_plain_folder(mountpoint: Path, twin_root: Path) -> None:
-    run_twins(mountpoint, twin_root, num_examples=40, num_steps=40)
+    run_twins(mountpoint, twin_root, num_examples=25, num_steps=40)
 
 
 @pytest.mark.slow
