@@ -23,7 +23,6 @@ SMALL = {
     "training.prompts_per_step": 4,
     "training.group_size": 4,
     "training.num_draws": 2,
-    "archive.disc_size": "1 MiB",
     "cost.num_draws": 50,
 }
 SETTINGS = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]

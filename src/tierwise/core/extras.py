@@ -19,6 +19,7 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "archive": ("pycdlib", "numpy"),
     "tco": ("numpy", "scipy"),
     "report": ("matplotlib",),
+    "serve": ("starlette", "uvicorn"),
 }  # fmt: skip
 
 

@@ -163,8 +163,9 @@ def _html_block(block: Block) -> str:
                 for row in block.rows
             )
             caption = html.escape(block.caption)
+            wide = ' class="many"' if len(block.header) > 2 else ""
             return (
-                f'<div class="wide"><table><caption>{caption}</caption>'
+                f'<div class="wide"><table{wide}><caption>{caption}</caption>'
                 f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
             )
         case Figure():

@@ -10,7 +10,7 @@ from tierwise.cli.demo.cost import cost_sections
 from tierwise.cli.demo.keep import keep_section
 from tierwise.cli.demo.settings import DemoSettings
 from tierwise.cli.demo.study import study_section
-from tierwise.cli.demo.training import timeline
+from tierwise.cli.demo.training import timelines
 from tierwise.cli.steps import StepContext
 from tierwise.core.report import Block, Report, Section, Table, Text, write_report
 from tierwise.core.units import format_usd
@@ -57,9 +57,11 @@ def _summary(
     best = cost["ranking"][0]
     bits = "equal plain AdamW's" if proof["bits_equal"] else "DIFFER from plain AdamW's"
     return [
-        ("strata (PISM)", ", ".join(f"{count} {name}" for name, count in strata.items())),
-        ("sampled accuracy", _change(sampled)),
-        ("greedy accuracy", _change(greedy)),
+        (
+            f"medium and hard of {scored['num_samples']} samples (PISM)",
+            str(strata.get("medium", 0) + strata.get("hard", 0)),
+        ),
+        *(_change(found) for found in (sampled, greedy)),
         (f"bits after {proof['steps']} overlapped steps", bits),
         (
             f"files intact with {kept['num_discs_destroyed']} disc destroyed",
@@ -72,11 +74,10 @@ def _summary(
     ]
 
 
-def _change(found: Difference) -> str:
-    return (
-        f"{found.before:.3f} -> {found.after:.3f} "
-        f"({found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}], {found.verdict})"
-    )
+def _change(found: Difference) -> tuple[str, str]:
+    interval = f"{found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]: {found.verdict}"
+    label = f"{found.decoding.value} accuracy, {found.num_samples} held-out questions; {interval}"
+    return label, f"{found.before:.3f} -> {found.after:.3f}"
 
 
 def _claims(events: dict[str, Any], settings: DemoSettings) -> Section:
@@ -104,7 +105,7 @@ def _claims(events: dict[str, Any], settings: DemoSettings) -> Section:
         ),
         (
             "files intact",
-            f"written {kept['written_through']}; SHA-256 of each of {kept['num_files']} files "
+            f"written through {kept['written_through']}; SHA-256 of each of {kept['num_files']} files "
             "before burning and after a disc was destroyed",
             "3-archive/hashes.json",
         ),
@@ -192,7 +193,7 @@ def _offload_section(context: StepContext, settings: DemoSettings) -> Section:
                 "with the true coefficient when the gradient has to be clipped. Here both "
                 "threads share one CPU, so the picture shows the order of work, not a speed-up."
             ),
-            timeline(folder),
+            *timelines(folder),
             Table(caption="The overlapped run", header=("what", "measured"), rows=rows),
         ),
     )

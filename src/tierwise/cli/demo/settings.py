@@ -12,7 +12,7 @@ from tierwise.core.units import parse_size
 class DataSettings:
     """Questions about pictures: `num_pool` to choose from, `num_held_out` to be examined on."""
 
-    num_pool: int = 320
+    num_pool: int = 240
     num_held_out: int = 400
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class ArchiveSettings:
             is called as a library otherwise.
     """
 
-    disc_size: str = "2 MiB"
+    disc_size: str = "4 MiB"
     data_discs: int = 3
     parity_discs: int = 1
     use_mount: bool = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -191,23 +191,33 @@ def _keep_trace(context: StepContext, trace: Trace, num_steps: int) -> None:
     }
     write_whole(context.folder / "overlap.json", json.dumps(overlap, indent=2) + "\n")
     shown = windows[num_steps // 2]
-    figure = draw_timeline(
-        shown,
-        name="overlap",
-        caption="One training step, milliseconds: forward and backward on the thread that trains, "
-        "updates on the second thread. Bars of the two rows that overlap are work hidden.",
-    )
-    write_whole(context.folder / "overlap.svg", figure.svg)
-    write_whole(context.folder / "overlap.csv", figure.csv)
-    write_whole(context.folder / "overlap.txt", figure.caption)
+    first = min((span.start_ns for span in shown if span.lane == "host"), default=0)
+    close = [
+        replace(span, start_ns=max(span.start_ns, first)) for span in shown if span.end_ns > first
+    ]
+    for name, spans, what in (
+        ("overlap", shown, "One training step"),
+        ("overlap-close", close, "The same step from its first update on"),
+    ):
+        caption = (
+            f"{what}, in milliseconds: forward and backward on the thread that trains (device), "
+            "updates on the second thread (host). An update under a bar of backward is hidden."
+        )
+        figure = draw_timeline(spans, name=name, caption=caption)
+        for kind, text in (("svg", figure.svg), ("csv", figure.csv), ("txt", caption)):
+            write_whole(context.folder / f"{name}.{kind}", text)
 
 
-def timeline(folder: Path) -> Figure:
-    """Return the timeline that training left in its folder."""
-    svg, csv, caption = (
-        (folder / f"overlap.{kind}").read_text(encoding="utf-8") for kind in ("svg", "csv", "txt")
-    )
-    return Figure(name="overlap", caption=caption, svg=svg, csv=csv)
+def timelines(folder: Path) -> list[Figure]:
+    """Return the timelines that training left in its folder."""
+    figures = []
+    for name in ("overlap", "overlap-close"):
+        svg, csv, caption = (
+            (folder / f"{name}.{kind}").read_text(encoding="utf-8")
+            for kind in ("svg", "csv", "txt")
+        )
+        figures.append(Figure(name=name, caption=caption, svg=svg, csv=csv))
+    return figures
 
 
 def _compare(context: StepContext, overlapped: TrainResult, plain: TrainResult) -> None:

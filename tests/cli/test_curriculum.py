@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tierwise.cli.main import run
+from tierwise.curriculum.tiny import tasks
+
+QUICK = [
+    "--set", "num_attempts=1", "--set", "permilles=[0, 500]", "--set", "sampling.max_new_tokens=8",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    tasks.write_dataset(folder, num_samples=12, seed=9, split="held_out")
+    return folder / "samples.jsonl"
+
+
+def test_score_select_report(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "scores")
+    score = ["curriculum", "score", str(data), "--model", "tiny", "--out", out, "--json", *QUICK]
+    assert run(score) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["samples"], result["errors"]) == (12, 0)
+    assert sum(result[name] for name in ("easy", "medium", "hard", "unsolved")) == 12
+
+    assert run(score) == 10
+    assert "holds attempts already" in capsys.readouterr().err
+    assert run([*score, "--resume"]) == 0
+    assert json.loads(capsys.readouterr().out) == result
+
+    arm = tmp_path / "all.jsonl"
+    select = ["curriculum", "select", str(data), "--scores", out, "--arm", "all"]
+    assert run([*select, "--out", str(arm), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 12
+    assert len(arm.read_text().splitlines()) == 12
+
+    page = tmp_path / "page"
+    assert run(["curriculum", "report", str(data), "--scores", out, "--out", str(page)]) == 0
+    assert (page / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["score", "nothing.jsonl", "--model", "tiny"], 6, "no file nothing.jsonl"),
+        (["score", "DATA", "--model", "nothing"], 6, "no model folder nothing"),
+        (["score", "DATA", "--model", "tiny", "--set", "num_atempts=1"], 4, "num_atempts"),
+        (["score", "DATA", "--model", "tiny", "--config", "no.toml"], 6, "no configuration file"),
+        (["score", "DATA", "--model", "tiny", "--set", "tau=2.0"], 4, "tau between 0 and 1"),
+        (["select", "DATA", "--scores", "nothing"], 6, "no scores"),
+        (["select", "DATA", "--scores", "x", "--arm", "best"], 2, "'best' is not one of"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence(
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    sentence: str,
+) -> None:
+    filled = [str(data) if one == "DATA" else one for one in arguments]
+    out = tmp_path / "out"
+    assert run(["curriculum", *filled, "--out", str(out)]) == code
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
+    assert not out.exists()
