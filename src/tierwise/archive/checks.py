@@ -62,7 +62,7 @@ def fsck(catalogue: Catalogue, store: Store) -> list[str]:
     """Return one sentence for each thing that does not fit; reads no bytes."""
     problems = [text.format(*row) for text, sql in _QUESTIONS for row in catalogue.all(sql)]
     for version, size, is_open in catalogue.all(
-        "SELECT version, size, open FROM versions WHERE resident = 1"
+        "SELECT version, size, open FROM versions WHERE resident > 0"
     ):
         try:
             found = store.path(version).stat().st_size
@@ -82,7 +82,7 @@ def verify(
 ) -> VerifyReport:
     """Read every sealed buffer copy, buffered image and disc, and compare hashes."""
     files = catalogue.all(
-        "SELECT version, sha256 FROM versions WHERE resident = 1 AND sha256 IS NOT NULL"
+        "SELECT version, sha256 FROM versions WHERE resident > 0 AND sha256 IS NOT NULL"
         " AND state IN ('sealed', 'burned')"
     )
     images = catalogue.all("SELECT label, sha256 FROM images WHERE buffered = 1")

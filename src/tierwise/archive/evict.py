@@ -69,7 +69,7 @@ def evict(
 
 def _candidates(catalogue: Catalogue, versions: Iterable[int] | None) -> list[Row]:
     rows = catalogue.all(
-        "SELECT version, size FROM versions WHERE resident = 1 AND state = 'burned'"
+        "SELECT version, size FROM versions WHERE resident > 0 AND state = 'burned'"
         " AND version NOT IN (SELECT version FROM recalls) ORDER BY used_ns, version"
     )
     if versions is None:

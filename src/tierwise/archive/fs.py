@@ -80,6 +80,7 @@ class ArchiveFileSystem(Operations):
         self.contents.release_all()
         self.free_unnamed()
         self.syncfs()
+        self._store.keep_recalled()
         self.on_destroy()
 
     # Names

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tierwise.archive.slices import Record
 from tierwise.archive.store import Store
 from tierwise.core.errors import DataError, TierwiseError
 from tierwise.core.progress import SILENT, Progress
+from tierwise.core.records import whole_file
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class FoundImage:
     slot: int | None = None
     path: Path | None = None  # None: gone
     rebuilt: bool = False
+    buffered: bool = False  # a copy is in the buffer, beside the disc or instead of it
     scan: DiscScan | None = None
 
 
@@ -90,6 +93,10 @@ class DiscReader:
         for image in found.images.values():
             if image.scan is not None:
                 self._merge(found, image.scan)
+            if image.path is not None and image.slot is None and not image.buffered:
+                with whole_file(self._store.image_path(image.label)) as copy:
+                    shutil.copyfile(image.path, copy)
+                image.buffered = image.rebuilt = True
         return found
 
     def _enter(self, found: Found, scan: DiscScan, slot: int | None) -> None:
@@ -98,9 +105,13 @@ class DiscReader:
             other = "a disc of another archive" if identity else scan.detail or str(scan.fault)
             found.faults.append((str(scan.path), other))
             return
+        buffered = scan.path.parent == self._store.images
+        known = found.images.get(identity.image_id)
+        if known is not None and buffered and scan.sha256 == known.sha256:
+            known.buffered = True
+            return
         if scan.fault is not None:
             found.faults.append((str(scan.path), f"{identity.label}: {scan.fault}: {scan.detail}"))
-        known = found.images.get(identity.image_id)
         if known is not None and (known.scan is None or known.scan.fault is None):
             found.faults.append((str(scan.path), f"{identity.label}: there twice, one is used"))
             return
@@ -109,7 +120,7 @@ class DiscReader:
             label=identity.label, image_id=identity.image_id, sequence=identity.sequence,
             array=array, position=position, kind="data" if scan.array_map is None else "parity",
             slot=slot, path=scan.path, scan=scan, size=scan.size_bytes, sha256=scan.sha256,
-            created_ns=scan.created_ns,
+            created_ns=scan.created_ns, buffered=buffered,
         )  # fmt: skip
         if scan.array_map is not None:
             members = scan.array_map
@@ -127,13 +138,13 @@ class DiscReader:
             image = found.images.get(member.image_id)
             if image is None:
                 image = FoundImage(
-                    label=member.label, image_id=member.image_id, sequence=0, array=number,
+                    label=member.label, image_id=member.image_id, sequence=member.sequence,
+                    array=number,
                     position=member.index, kind=member.role,
                 )  # fmt: skip
                 found.images[member.image_id] = image
-            image.size = member.length
             if member.role == "data":
-                image.sha256 = member.sha256
+                image.size, image.sha256 = member.length, member.sha256
             if image.path is not None:
                 present[member.index] = image.path
             else:
@@ -152,7 +163,8 @@ class DiscReader:
             if path.exists():
                 image.path, image.slot, image.rebuilt = path, None, True
                 image.scan = next(iter(scan_discs([path])))
-                image.created_ns, image.sha256 = image.scan.created_ns, image.scan.sha256
+                image.buffered, image.created_ns = True, image.scan.created_ns
+                image.size, image.sha256 = image.scan.size_bytes, image.scan.sha256
                 if image.scan.identity is not None:
                     image.sequence = image.scan.identity.sequence
 

@@ -95,7 +95,7 @@ def status(catalogue: Catalogue, config: ArchiveConfig) -> dict[str, Any]:
 def buffer_bytes(catalogue: Catalogue) -> int:
     """Return the bytes of resident versions and buffered images."""
     return _number(
-        catalogue, "SELECT COALESCE(SUM(size), 0) FROM versions WHERE resident = 1"
+        catalogue, "SELECT COALESCE(SUM(size), 0) FROM versions WHERE resident > 0"
     ) + _number(catalogue, "SELECT COALESCE(SUM(size), 0) FROM images WHERE buffered = 1")
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from tierwise.archive.array_map import ArrayMap
 from tierwise.archive.catalogue import Catalogue
-from tierwise.archive.parity import find_damage, read_array_map, reconstruct
+from tierwise.archive.image import ImageIdentity
+from tierwise.archive.parity import encode_array, find_damage, read_array_map, reconstruct
+from tierwise.archive.plans import digest_id
 from tierwise.archive.shelf import Shelf
 from tierwise.archive.store import Store
 from tierwise.core.errors import IntegrityError, TierwiseError
@@ -27,8 +29,8 @@ class _Member:
     position: int
     kind: str
     label: str
-    size: int
-    sha256: str
+    size: int | None
+    sha256: str | None
 
 
 class Mender:
@@ -70,7 +72,15 @@ class Mender:
         with contextlib.ExitStack() as stack:
             present = dict(self._present(wanted, others, stack))
             array = self._array_map(wanted, others, present)
-            self._reconstruct(wanted, array, present, path)
+            if array is not None:
+                self._reconstruct(wanted, array, present, path)
+            elif wanted.kind == "parity":
+                self._make_parity(wanted, others, present)
+            else:
+                raise IntegrityError(
+                    f"{wanted.label} is beyond repair: its array has no readable parity disc",
+                    hint="tierwise archive which PATH names the discs a file needs",
+                )
         self._enter(image)
         self._catalogue.event("recovery", wanted.label, detail="image rebuilt from its array")
         return path
@@ -81,7 +91,7 @@ class Mender:
     def _members(self, image: int) -> tuple[_Member, list[_Member]]:
         rows = self._catalogue.all(
             "SELECT image, position, kind, label, size, sha256 FROM images"
-            " WHERE size IS NOT NULL AND array = (SELECT array FROM images WHERE image = ?)"
+            " WHERE array = (SELECT array FROM images WHERE image = ?)"
             " ORDER BY position", image,
         )  # fmt: skip
         members = [
@@ -112,16 +122,58 @@ class Mender:
 
     def _array_map(
         self, wanted: _Member, others: list[_Member], present: dict[int, Path]
-    ) -> ArrayMap:
+    ) -> ArrayMap | None:
         """Return the array's own description, from any parity disc that still has it."""
         for member in (*others, wanted):
             if member.kind == "parity" and member.position in present:
                 with contextlib.suppress(TierwiseError):
                     return read_array_map(present[member.position])
-        raise IntegrityError(
-            f"{wanted.label} is beyond repair: its array has no readable parity disc",
-            hint="tierwise archive which PATH names the discs a file needs",
+        return None
+
+    def _make_parity(
+        self, wanted: _Member, others: list[_Member], present: dict[int, Path]
+    ) -> None:
+        """Compute an array's parity anew from its data images, when no parity disc is left."""
+        data = [member for member in others if member.kind == "data"]
+        for member in data:
+            path = present.get(member.position)
+            if path is None or hash_file(path) != member.sha256:
+                raise IntegrityError(
+                    f"{wanted.label} cannot be made anew: {member.label} is lost or damaged too",
+                    hint="tierwise archive scrub names the discs that are",
+                )
+        parity = sorted(
+            [member for member in (*others, wanted) if member.kind == "parity"],
+            key=lambda member: member.position,
         )
+        row = self._catalogue.one(
+            "SELECT a.array_id, MAX(i.created_ns), (SELECT value FROM meta WHERE key ="
+            " 'archive_id') FROM images i JOIN arrays a ON a.number = i.array"
+            " WHERE i.kind = 'data' AND i.array = (SELECT array FROM images WHERE image = ?)",
+            wanted.image,
+        )
+        assert row is not None
+        paths = [self._store.image_path(member.label) for member in parity]
+        encode_array(
+            [present[member.position] for member in data],
+            paths,
+            array_id=row[0],
+            identities=[
+                ImageIdentity(
+                    archive_id=row[2],
+                    image_id=digest_id(row[2], member.label),
+                    label=member.label,
+                    sequence=member.image,
+                )
+                for member in parity
+            ],
+            created_ns=row[1],
+        )
+        for member, path in zip(parity, paths, strict=True):
+            self._catalogue.run(
+                "UPDATE images SET size = ?, sha256 = ?, buffered = 1 WHERE image = ?",
+                path.stat().st_size, hash_file(path), member.image,
+            )  # fmt: skip
 
     def _reconstruct(
         self, wanted: _Member, array: ArrayMap, present: dict[int, Path], path: Path

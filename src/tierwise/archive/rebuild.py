@@ -18,6 +18,7 @@ from tierwise.archive.catalogue import Catalogue
 from tierwise.archive.disc_names import escape_path, unescape_path
 from tierwise.archive.gather import Found, FoundImage
 from tierwise.archive.operations import ROOT_INODE
+from tierwise.archive.plans import image_id, image_label
 from tierwise.archive.slices import (
     Record,
     decode_names,
@@ -107,8 +108,8 @@ class Refill:
                 " state, buffered, created_ns) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 number, image.label, image.image_id, image.kind, image.array, image.position,
                 image.size or None, image.sha256 or None,
-                "sealed" if image.slot is None and image.path and not image.rebuilt else "burned",
-                int(image.slot is None and image.path is not None), image.created_ns,
+                "sealed" if image.buffered and image.slot is None and not image.rebuilt
+                else "burned", int(image.buffered), image.created_ns,
             )  # fmt: skip
             if image.slot is not None:
                 self._catalogue.run(
@@ -116,7 +117,9 @@ class Refill:
                     self._numbers[image.image_id], "suspect" if _faulty(image) else "good",
                     now, now,
                 )  # fmt: skip
-        for number, (array_id, k, m) in sorted(self._found.arrays.items()):
+        for number, (array_id, planned, m) in sorted(self._found.arrays.items()):
+            known = number in self._found.maps
+            k = planned if known else self._parity_unknown(number, m)
             sealed = self._catalogue.value(
                 "SELECT COUNT(*) FROM images WHERE array = ? AND state = 'sealed'", number
             )
@@ -124,6 +127,25 @@ class Refill:
                 "INSERT INTO arrays VALUES (?, ?, ?, ?, ?)", number, array_id, k, m,
                 "protected" if sealed else "burned",
             )  # fmt: skip
+
+    def _parity_unknown(self, number: int, m: int) -> int:
+        """Enter an array's parity images when every one of them is lost; return its k.
+
+        What they held is known: `repair` computes them anew from the data images.
+        """
+        data = self._catalogue.all(
+            "SELECT position, label FROM images WHERE array = ? AND kind = 'data'"
+            " ORDER BY position", number,
+        )  # fmt: skip
+        k = int(data[-1][0]) + 1
+        for index in range(m):
+            label = image_label(self._found.archive_id, number, "parity", k + index)
+            self._catalogue.insert(
+                "INSERT INTO images (label, image_id, kind, array, position, state, buffered,"
+                " created_ns) VALUES (?, ?, 'parity', ?, ?, 'burned', 0, 0)",
+                label, image_id(self._found.archive_id, label), number, k + index,
+            )  # fmt: skip
+        return k
 
     # Inodes and names
 
@@ -301,7 +323,7 @@ class Refill:
         )
         paths = sorted(escape_path(path_of(self._catalogue, ino) or b"") for (ino,) in missing)
         return RebuildReport(
-            discs=sum(1 for image in images if image.path is not None and not image.rebuilt),
+            discs=sum(1 for image in images if image.path is not None),
             faults=tuple(found.faults),
             images_rebuilt=tuple(image.label for image in images if image.rebuilt),
             images_missing=tuple(image.label for image in images if image.path is None),

@@ -93,7 +93,7 @@ class Recaller:
             with self._store.filling(version) as target:
                 self._fill(version, target, sha256, interrupted or Event())
             self._catalogue.run(
-                "UPDATE versions SET resident = 1, used_ns = ? WHERE version = ?",
+                "UPDATE versions SET resident = 2, used_ns = ? WHERE version = ?",
                 self._catalogue.clock(), version,
             )  # fmt: skip
             return int(size)

@@ -89,7 +89,7 @@ def _empty(catalogue: Catalogue, store: Store, version: int, ino: int) -> None:
 
 def _remove_orphans(catalogue: Catalogue, store: Store) -> int:
     """Remove files in the buffer that no version owns."""
-    resident = {row[0] for row in catalogue.all("SELECT version FROM versions WHERE resident = 1")}
+    resident = {row[0] for row in catalogue.all("SELECT version FROM versions WHERE resident > 0")}
     removed = 0
     for folder in store.files.iterdir():
         for path in folder.iterdir():

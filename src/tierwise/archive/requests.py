@@ -16,6 +16,7 @@ from typing import Any
 
 from tierwise.archive.catalogue import Catalogue
 from tierwise.archive.recall import Recaller
+from tierwise.archive.store import Store
 from tierwise.core.errors import MissingFileError, TierwiseError
 from tierwise.core.progress import SILENT, Progress
 
@@ -43,8 +44,8 @@ class RecallReport:
 class RecallQueue:
     """The queue of one archive."""
 
-    def __init__(self, catalogue: Catalogue, recaller: Recaller) -> None:
-        self._catalogue, self._recaller = catalogue, recaller
+    def __init__(self, catalogue: Catalogue, store: Store, recaller: Recaller) -> None:
+        self._catalogue, self._store, self._recaller = catalogue, store, recaller
 
     def prepare(self, versions: Sequence[int]) -> int:
         """Ask for versions; return the request's number."""
@@ -54,7 +55,7 @@ class RecallQueue:
             )
             self._catalogue.many(
                 "INSERT OR IGNORE INTO recalls SELECT ?, version,"
-                " CASE resident WHEN 1 THEN 'done' ELSE 'queued' END, '' FROM versions"
+                " CASE resident WHEN 0 THEN 'queued' ELSE 'done' END, '' FROM versions"
                 " WHERE version = ?",
                 [(request, version) for version in versions],
             )
@@ -122,6 +123,7 @@ class RecallQueue:
                     " AND state = 'queued'", state, note, version,
                 )  # fmt: skip
                 task.advance()
+        self._store.keep_recalled()
         return RecallReport(files=files, bytes=num_bytes, failed=tuple(failed))
 
 

@@ -64,7 +64,8 @@ CREATE TABLE versions (
         CHECK (state IN ('bucket', 'sealing', 'sealed', 'burned')),
                                           -- planned image; sealed: in finished images; burned:
                                           -- on verified discs whose arrays have their parity
-    resident INTEGER NOT NULL,            -- 1: the whole content is a file in the buffer
+    resident INTEGER NOT NULL,            -- 1: the whole content is a file in the buffer; 2: so it
+                                          -- is, recalled and not yet durable; 0: it is not
     open     INTEGER NOT NULL DEFAULT 0,  -- 1: a mount has it open, it may not be sealed now
     writes   INTEGER NOT NULL DEFAULT 0,  -- counts opens for writing: a hash taken at another
                                           -- count is stale
@@ -72,7 +73,7 @@ CREATE TABLE versions (
     UNIQUE (ino, number)
 );
 CREATE INDEX versions_state ON versions (state, version);
-CREATE INDEX versions_resident ON versions (used_ns) WHERE resident = 1;
+CREATE INDEX versions_resident ON versions (used_ns) WHERE resident > 0;
 
 -- Where the bytes of a version are. A version larger than an image has several rows.
 CREATE TABLE extents (

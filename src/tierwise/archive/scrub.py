@@ -86,12 +86,12 @@ def repair(
 ) -> RepairReport:
     """Give every burned image without a good disc a new one, rebuilt from its array."""
     rows = catalogue.all(
-        "SELECT image, label, size, sha256 FROM images i WHERE state = 'burned' AND NOT EXISTS"
+        "SELECT image, label FROM images i WHERE state = 'burned' AND NOT EXISTS"
         " (SELECT 1 FROM discs d WHERE d.image = i.image AND d.state = 'good') ORDER BY image"
     )
     repaired, beyond = [], []
     with progress.task("repair", len(rows)) as task:
-        for image, label, size, sha256 in rows:
+        for image, label in rows:
             try:
                 mender.rebuild_image(image)
             except IntegrityError as error:
@@ -99,6 +99,7 @@ def repair(
                 catalogue.event("recovery", label, "failure", str(error))
                 continue
             crash_point("repair: image rebuilt")
+            size, sha256 = _made(catalogue, image)
             slot = burner.burn_image(image, label, size, sha256)
             with catalogue.transaction():
                 catalogue.run(
@@ -110,3 +111,10 @@ def repair(
             crash_point("repair: disc replaced")
             task.advance()
     return RepairReport(repaired=tuple(repaired), beyond=tuple(beyond))
+
+
+def _made(catalogue: Catalogue, image: int) -> tuple[int, str]:
+    """Return size and hash of an image as rebuilt; parity made anew may have new ones."""
+    row = catalogue.one("SELECT size, sha256 FROM images WHERE image = ?", image)
+    assert row is not None
+    return int(row[0]), str(row[1])

@@ -83,19 +83,29 @@ class Store:
 
     @contextlib.contextmanager
     def filling(self, version: int) -> Iterator[Path]:
-        """Yield a temporary path; on a clean exit it is the version's resident file, durably."""
+        """Yield a temporary path; on a clean exit it is the version's file, not yet durable."""
         temporary = self.path(version).with_suffix(f".{os.getpid()}.part")
         try:
             yield temporary
-            descriptor = os.open(temporary, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
             temporary.replace(self.path(version))
-            self.sync_folder(version)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def keep_recalled(self) -> None:
+        """Make recalled copies durable, all at once; until then a restart drops them."""
+        recalled = self._catalogue.all("SELECT version FROM versions WHERE resident = 2")
+        if recalled:
+            self.sync_all()
+            self._catalogue.many(
+                "UPDATE versions SET resident = 1 WHERE version = ? AND resident = 2", recalled
+            )
+
+    def drop_recalled(self) -> None:
+        """Drop recalled copies that a crash may have torn; their bytes are on discs."""
+        recalled = self._catalogue.all("SELECT version FROM versions WHERE resident = 2")
+        for (version,) in recalled:
+            self.remove(version)
+        self._catalogue.run("UPDATE versions SET resident = 0 WHERE resident = 2")
 
     def remove(self, version: int) -> None:
         """Remove a version's resident file, if it is there."""

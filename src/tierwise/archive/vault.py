@@ -84,7 +84,7 @@ class Archive:
         self.shelf = Shelf(root / config.library)
         self.mender = Mender(catalogue, self.store, self.shelf)
         self.recaller = Recaller(catalogue, self.store, self.shelf, self.mender)
-        self.queue = RecallQueue(catalogue, self.recaller)
+        self.queue = RecallQueue(catalogue, self.store, self.recaller)
         self.may_recall: Callable[[Caller], bool] = lambda caller: True
         self._namespace_lock: FileLock | None = None
         self._fs: ArchiveFileSystem | None = None
@@ -200,6 +200,7 @@ class Archive:
             usage=self._usage,
         )
         self._fs.free_unnamed()
+        self.store.drop_recalled()
         if not recovery.was_clean(self.catalogue):
             with contextlib.suppress(StateError), self._maintenance():
                 recovery.recover(self.catalogue, self.store)
