@@ -563,3 +563,20 @@ def presets(as_json: bool, as_csv: bool) -> None:
         rows=tuple((row["name"], row["what"]) for row in found),
     )
     _print_table(table, {"presets": found}, found, as_json=as_json, as_csv=as_csv)
+
+
+@group.command()
+@_scenario_options
+@click.option("--port", default=8765, show_default=True, help="Port; 0 takes a free one.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the draws.")
+@debug_option
+def serve(
+    *, scenario: Path | None, preset: str | None, changes: tuple[str, ...], port: int, seed: int
+) -> None:
+    """Open the cost model as a page on this machine; Ctrl-C ends it."""
+    loaded = _load(scenario, preset, changes)
+    require_extra("report")
+    require_extra("serve")
+    from tierwise.tco.page.server import serve_page
+
+    serve_page(loaded, port=port, seed=seed, ready=lambda url: click.echo(f"serving {url}"))

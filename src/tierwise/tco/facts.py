@@ -128,6 +128,16 @@ def _load_media() -> dict[str, Medium]:
     }
 
 
+def facts_of_files(names: Iterable[str]) -> FactSet:
+    """Return the shipped facts with files, given as text, laid over them."""
+    return load_fact_set(tuple(Path(name) for name in names))
+
+
+def facts_titles(facts: FactSet) -> list[tuple[str, str, MediumKind]]:
+    """Return (name, title, kind) of every medium, in the file's order."""
+    return [(medium.name, medium.title, medium.kind) for medium in facts.media.values()]
+
+
 def all_fact_files() -> Iterator[Path]:
     """Yield every facts file shipped with tierwise."""
     yield from sorted(FACTS_FOLDER.glob("*.csv"))

@@ -13,14 +13,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tierwise.core.errors import ConfigError
 from tierwise.core.facts import Distribution, Fact
-from tierwise.tco.facts import FactSet, MediumKind, load_fact_set
+from tierwise.tco.facts import FactSet, MediumKind, facts_of_files
 from tierwise.tco.scenario import Scenario, logical_tb
 
 Array = NDArray[np.float64]
@@ -139,7 +138,7 @@ def media_in(scenario: Scenario) -> list[str]:
 
 def facts_of(scenario: Scenario) -> FactSet:
     """Return the shipped facts with the scenario's own files on top."""
-    return load_fact_set(tuple(Path(name) for name in scenario.facts_files))
+    return facts_of_files(scenario.facts_files)
 
 
 def resolve_inputs(scenario: Scenario, facts: FactSet | None = None) -> Inputs:

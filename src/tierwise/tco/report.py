@@ -222,7 +222,7 @@ def sections_of(comparison: Comparison, *, prefix: str = "", details: bool = Tru
         cost_table(comparison),
         cost_curves(comparison, name=f"{stem}cost-curves"),
     ]
-    blocks += [Text(text=f"Note: {note}.") for note in _notes(comparison)]
+    blocks += [Text(text=f"Note: {note}.") for note in notes_of(comparison)]
     sections = [
         Section(title=f"{title}what it costs", blocks=tuple(blocks)),
         Section(
@@ -240,7 +240,8 @@ def sections_of(comparison: Comparison, *, prefix: str = "", details: bool = Tru
     return sections
 
 
-def _notes(comparison: Comparison) -> list[str]:
+def notes_of(comparison: Comparison) -> list[str]:
+    """Return what a reader must know before using the numbers, a sentence each."""
     notes = list(comparison.inputs.warnings)
     for item in comparison.strategies:
         notes += item.warnings
