@@ -118,7 +118,7 @@ class OpticalDrive:
         kind = re.search(r"^Media current:\s*(.+)$", text, re.MULTILINE)
         status = re.search(r"^Media status\s*:\s*(.+)$", text, re.MULTILINE)
         writable = re.search(r"(\d+) writable", text)
-        if f"'{self.device}' not found" in text:
+        if f"'{self.device}' not found" in text or "rejected because: not existing" in text:
             raise MissingFileError(f"there is no drive {self.device}")
         if "no medium present" in text.lower() or (kind and "is not recognizable" in kind[1]):
             return None
