@@ -62,6 +62,7 @@ def test_what_goes_wrong_is_one_sentence(
     data: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    *,
     arguments: list[str],
     code: int,
     sentence: str,

@@ -259,6 +259,10 @@ class AttemptLog:
             ).rowcount
         return changed == 1
 
+    def owners(self) -> list[str]:
+        """Return who holds a claim, run out or not."""
+        return [row[0] for row in self._db.execute("SELECT DISTINCT owner FROM claim ORDER BY 1")]
+
     def release(self, *, owner: str) -> None:
         """Give back every claim of an owner, as an interrupted run does."""
         with self._transaction():

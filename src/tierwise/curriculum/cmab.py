@@ -55,7 +55,7 @@ class _Stream:
 _STREAM: ContextVar[_Stream | None] = ContextVar("tierwise_attention_stream", default=None)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def measure_balance(
     model: LocalModel, samples: Sequence[Sample], prompts: Prompts, completions: Completions
 ) -> list[AttentionBalance]:

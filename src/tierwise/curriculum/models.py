@@ -250,7 +250,7 @@ class LocalModel:
             ends = self.tokenizer.eos_token_id
         return tuple(ends) if isinstance(ends, list | tuple) else (int(ends),)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: a trainer puts these tensors through autograd
     def generate(
         self,
         prompts: Prompts,

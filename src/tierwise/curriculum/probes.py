@@ -11,6 +11,9 @@ Left out: the choice of what to ask, which is `scores` (the whole grid) and `ada
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,6 +169,11 @@ class LocalAnswerer:
         ]
 
 
+def owner_name() -> str:
+    """Return this process's name for claims: machine, process id, and a token against reuse."""
+    return f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
+
+
 @dataclass(slots=True, kw_only=True)
 class Desk:
     """All that asking needs: samples, an answerer, the log, and the settings.
@@ -189,7 +197,7 @@ class Desk:
     masking: Masking = field(default_factory=Masking)
     seed: int = 0
     progress: Progress = SILENT
-    owner: str = "alone"
+    owner: str = field(default_factory=owner_name)
     clock: Callable[[], float] = time.time
     _hashes: dict[tuple[str, bool, bool], str] = field(default_factory=dict)
     _model: str = ""
@@ -241,6 +249,7 @@ class Desk:
         """
         size = self.sampling.batch_size
         waiting = [keys[start : start + size] for start in range(0, len(keys), size)]
+        self._release_the_dead()
         try:
             with self.progress.task(name, len(keys)) as task:
                 while waiting:
@@ -249,8 +258,15 @@ class Desk:
                     waiting = busy
                     if waiting:
                         time.sleep(_POLL_S)
+                        self._release_the_dead()
         finally:
             self.log.release(owner=self.owner)
+
+    def _release_the_dead(self) -> None:
+        """Give back the claims of processes of this machine that are no longer there."""
+        for owner in self.log.owners():
+            if not _may_be_alive(owner):
+                self.log.release(owner=owner)
 
     def _try(self, batch: Sequence[AttemptKey], balance: bool) -> bool:
         """Return whether the log holds the batch now; False while another process works on it."""
@@ -325,20 +341,21 @@ class Desk:
     def _request(self, key: AttemptKey) -> Request:
         sample = self.samples[key.sample_id]
         seed = key_seed("answer", key.sample_id, key.probe, key.mask_permille, key.k, self.seed)
+        decoded = self._decoded(sample)  # a picture that cannot be read spoils every probe
         if key.probe == Probe.BLIND.value or not sample.images:
             return Request(sample=sample, images=None, seed=seed)
-        return Request(sample=sample, images=self._pictures(key, sample), seed=seed)
+        return Request(sample=sample, images=self._pictures(key, decoded), seed=seed)
 
-    def _pictures(self, key: AttemptKey, sample: Sample) -> tuple[Image.Image, ...]:
+    def _pictures(self, key: AttemptKey, decoded: Sequence[Pixels]) -> tuple[Image.Image, ...]:
         from PIL import Image as PIL_Image
 
         shown = []
-        for place, pixels in enumerate(self._decoded(sample)):
+        for place, pixels in enumerate(decoded):
             if key.probe == Probe.GREY.value:
                 shown.append(grey_picture(pixels))
             elif key.mask_permille:
                 seed = mask_seed(
-                    sample.id, permille=key.mask_permille, k=key.k, seed=self.seed, place=place
+                    key.sample_id, permille=key.mask_permille, k=key.k, seed=self.seed, place=place
                 )
                 shown.append(
                     mask_picture(
@@ -363,6 +380,21 @@ class Desk:
                 self._pixels.pop(next(iter(self._pixels)))
             self._pixels[sample.id] = tuple(np.asarray(load_image(path)) for path in sample.images)
         return self._pixels[sample.id]
+
+
+def _may_be_alive(owner: str) -> bool:
+    """Return False only for a process of this machine that is gone."""
+    host, _, rest = owner.partition("/")
+    process, _, _ = rest.partition("/")
+    if host != socket.gethostname() or not process.isdigit():
+        return True
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _rows(key: AttemptKey, reply: Reply) -> list[Balance]:

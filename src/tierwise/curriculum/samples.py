@@ -271,9 +271,9 @@ def load_image(path: Path) -> Image.Image:
 
     from PIL import Image, UnidentifiedImageError
 
+    if path.is_file() and path.stat().st_size == 0:
+        raise BadImageError(f"{path} has no bytes", fault=ImageFault.EMPTY)
     try:
-        if path.stat().st_size == 0:
-            raise BadImageError(f"{path} has no bytes", fault=ImageFault.EMPTY)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's size warning; MAX_SIDE is our limit
             picture = Image.open(path)

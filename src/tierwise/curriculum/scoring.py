@@ -7,8 +7,6 @@ Left out: agreement between runs (see `agreement`).
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -121,7 +119,6 @@ def score(
             masking=config.masking,
             seed=seed,
             progress=progress,
-            owner=f"{os.getpid()}-{secrets.token_hex(4)}",
             clock=clock,
         )
         planned = _ask_all(desk, items, config)

@@ -208,11 +208,11 @@ def match_boxes(gold: Sequence[Box], found: Sequence[Box]) -> list[float]:
 
     Source: H. W. Kuhn, "The Hungarian method for the assignment problem", 1955.
     """
+    if not gold or not found:
+        return []
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
-    if not gold or not found:
-        return []
     ious = np.array([[iou(left, right) for right in found] for left in gold])
     rows, columns = linear_sum_assignment(-ious)
     return [float(value) for value in ious[rows, columns]]

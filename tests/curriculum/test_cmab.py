@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tierwise.core.errors import StateError, UsageError
+from tierwise.curriculum import cmab
+from tierwise.curriculum.balance import Variant, balance_of, quantile_strata, stratum_of
+from tierwise.curriculum.cmab import measure_balance, token_sets
+from tierwise.curriculum.models import Completions, LocalModel, Prompts
+from tierwise.curriculum.pism import Stratum
+from tierwise.curriculum.samples import Sample, SampleSet, load_image
+from tierwise.curriculum.tiny import build
+
+Maker = Callable[[int, int], LocalModel]
+
+
+def asked(
+    model: LocalModel, samples: tuple[Sample, ...], max_new_tokens: int = 8
+) -> tuple[Prompts, Completions]:
+    prompts = model.encode(samples, [[load_image(sample.images[0])] for sample in samples])
+    seeds = range(len(samples))
+    done = model.generate(prompts, seeds=seeds, temperature=1.0, max_new_tokens=max_new_tokens)
+    return prompts, done
+
+
+def test_balance_by_hand() -> None:
+    # layers 1 and 4 are left out; tokens: sqrt(2 * 8) = 4 and sqrt(1 * 1/4) = 1/2; mean 2.25
+    image = [[9.0, 9.0], [0.2, 0.5], [0.8, 0.1], [9.0, 9.0]]
+    text = [[1.0, 1.0], [0.1, 0.5], [0.1, 0.4], [1.0, 1.0]]
+    assert balance_of(image, text) == pytest.approx(2.25, rel=1e-6)
+
+
+def test_epsilon_keeps_a_blind_layer_finite() -> None:
+    image, text = [[1.0]] * 4, [[1.0]] * 4
+    image[1] = [0.0]
+    assert balance_of(image, text) == pytest.approx(math.sqrt(1e-8))
+
+
+def test_two_layers_have_no_inner_one() -> None:
+    with pytest.raises(UsageError, match="three layers"):
+        balance_of([[1.0], [1.0]], [[1.0], [1.0]])
+
+
+def test_a_three_layer_model_with_even_attention_gives_the_ratio_of_token_counts(
+    random_tiny: Maker, held_out: SampleSet
+) -> None:
+    """With keys of zero every visible token gets the same attention: rho is known exactly."""
+    model = random_tiny(3, 0)
+    with torch.no_grad():
+        for layer in model.model.model.language_model.layers:
+            layer.self_attn.k_proj.weight.zero_()
+            layer.self_attn.k_proj.bias.zero_()
+    samples = held_out.samples[:6]
+    prompts, done = asked(model, samples)
+    words = [len(model.tokenizer(sample.question)["input_ids"]) for sample in samples]
+    for num_words, found in zip(words, measure_balance(model, samples, prompts, done), strict=True):
+        num_text = num_words + 2  # <user> and <ans>
+        num_image = build.num_image_tokens(build.TinyConfig())
+        assert found.ratios[Variant.SUM] == pytest.approx(num_image / num_text, rel=1e-5)
+        assert found.ratios[Variant.MEAN] == pytest.approx(1.0, rel=1e-5)
+        assert found.ratios[Variant.SINK_MASKED] == pytest.approx(
+            num_image / (num_text - 1), rel=1e-5
+        )
+        assert found.ratios[Variant.QUESTION_ONLY] == pytest.approx(num_image / num_words, rel=1e-5)
+
+
+def test_the_paper_s_sum_and_mean_differ_by_the_ratio_of_token_counts(
+    tiny: LocalModel, held_out: SampleSet
+) -> None:
+    """The equation has sums, the caption of Figure 2 and the code have means per token."""
+    samples = held_out.samples[:8]
+    prompts, done = asked(tiny, samples)
+    sizes_BS = token_sets(tiny, samples, prompts).sum(2).tolist()
+    for (image, text, _, _), found in zip(
+        sizes_BS, measure_balance(tiny, samples, prompts, done), strict=True
+    ):
+        factor = found.ratios[Variant.SUM] / found.ratios[Variant.MEAN]
+        assert factor == pytest.approx(image / text, rel=1e-4)
+
+
+def test_streamed_sums_are_those_of_full_attention_maps(
+    tiny: LocalModel, held_out: SampleSet
+) -> None:
+    samples = held_out.samples[:10]
+    prompts, done = asked(tiny, samples)
+    found = measure_balance(tiny, samples, prompts, done)
+    sets = token_sets(tiny, samples, prompts)
+    for row, sample in enumerate(samples):
+        picture = [[load_image(sample.images[0])]]
+        alone = tiny.encode([sample], picture)
+        length, prompt = int(done.lengths_B[row]), alone.inputs["input_ids"].shape[1]
+        ids = torch.cat([alone.inputs["input_ids"], done.token_ids_BT[row : row + 1, :-1]], dim=1)
+        tiny.model.set_attn_implementation("eager")
+        with torch.no_grad():
+            maps = tiny.model(
+                input_ids=ids,
+                pixel_values=alone.inputs["pixel_values"],
+                output_attentions=True,
+            ).attentions
+        tiny.model.set_attn_implementation("sdpa")
+        rows_LTP = torch.stack(maps)[:, 0].mean(1)[:, prompt - 1 : prompt - 1 + length, :prompt]
+        real = prompts.inputs["attention_mask"][row].bool()
+        image, text, sink, question = (one[real] for one in sets[row])
+        by_hand = {
+            Variant.SUM: (image, text),
+            Variant.SINK_MASKED: (image, text & ~sink),
+            Variant.QUESTION_ONLY: (image, question),
+        }
+        for variant, (over, under) in by_hand.items():
+            expected = balance_of(
+                (rows_LTP * over).sum(2).tolist(), (rows_LTP * under).sum(2).tolist()
+            )
+            assert found[row].ratios[variant] == pytest.approx(expected, rel=1e-4)
+
+
+def test_question_tokens_are_found_inside_the_template(
+    tiny: LocalModel, held_out: SampleSet
+) -> None:
+    samples = held_out.samples[:8]
+    prompts, _ = asked(tiny, samples)
+    for row, question_P in enumerate(token_sets(tiny, samples, prompts)[:, 3]):
+        ids = prompts.inputs["input_ids"][row][question_P]
+        assert tiny.tokenizer.decode(ids) == samples[row].question
+
+
+def test_measuring_leaves_the_model_as_it_was(tiny: LocalModel, held_out: SampleSet) -> None:
+    samples = held_out.samples[:3]
+    before = tiny.model.config.text_config._attn_implementation
+    prompts, done = asked(tiny, samples)
+    measure_balance(tiny, samples, prompts, done)
+    assert tiny.model.config.text_config._attn_implementation == before
+    assert asked(tiny, samples)[1].texts == done.texts
+
+
+def test_a_model_whose_attention_cannot_be_had_is_refused_loudly(
+    random_tiny: Maker, held_out: SampleSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_tiny(3, 0)
+    prompts, done = asked(model, held_out.samples[:2])
+    before = model.model.config.text_config._attn_implementation
+    with monkeypatch.context() as patched:
+        patched.setattr(model.model, "set_attn_implementation", lambda _: None)
+        with pytest.raises(StateError, match="does not let its attention be read"):
+            measure_balance(model, held_out.samples[:2], prompts, done)
+
+    first = model.model.model.language_model.layers[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            first.self_attn, "forward", lambda hidden_states, **_: (hidden_states, None)
+        )
+        with pytest.raises(StateError, match="2 of 3 layers"):
+            measure_balance(model, held_out.samples[:2], prompts, done)
+    assert model.model.config.text_config._attn_implementation == before
+
+
+class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the largest tensor that any operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
+        self.maps = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.elements = max(self.elements, result.numel())
+            if result.dim() == 4 and result.shape[2] == result.shape[3] > 16:
+                self.maps += result.dtype.is_floating_point
+        return result
+
+
+@contextmanager
+def watched() -> Iterator[_Largest]:
+    with _Largest() as mode:
+        yield mode
+
+
+def test_no_full_map_is_made_and_chunks_stay_bounded(
+    random_tiny: Maker, held_out: SampleSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one layer takes is the most: neither layers nor the answer's length add to it."""
+    samples = held_out.samples[:2]
+    largest = {}
+    monkeypatch.setattr(cmab, "_CHUNK_ELEMENTS", 2 * 4 * 120 * 4)
+    for layers in (3, 9):
+        model = random_tiny(layers, 0)
+        monkeypatch.setattr(type(model), "end_token_ids", lambda _: (-1,))  # long answers
+        for length in (10, 60):
+            prompts, done = asked(model, samples, max_new_tokens=length)
+            inside: list[int] = []
+            original = cmab._sums
+
+            def noted(*args: object, into: list[int] = inside, inner: object = original) -> object:
+                with watched() as mode:
+                    result = inner(*args)  # type: ignore[operator]
+                assert mode.maps == 0
+                into.append(mode.elements)
+                return result
+
+            with monkeypatch.context() as patched:
+                patched.setattr(cmab, "_sums", noted)
+                measure_balance(model, samples, prompts, done)
+            assert len(inside) == layers
+            largest[layers, length] = max(inside)
+    assert largest[3, 10] == largest[9, 10]
+    assert largest[3, 60] == largest[9, 60]
+    bound = max(2 * 4 * 120 * 4, 2 * 120 * 96)  # a chunk, or the keys themselves
+    assert max(largest.values()) <= bound
+
+
+@pytest.mark.parametrize(
+    ("ratio", "stratum"),
+    [
+        (0.099, Stratum.EASY),
+        (0.1, Stratum.MEDIUM),
+        (0.399, Stratum.MEDIUM),
+        (0.4, Stratum.HARD),
+        (1.6, Stratum.HARD),
+        (1.601, Stratum.MEDIUM),
+        (1.9, Stratum.MEDIUM),
+        (1.901, Stratum.EASY),
+        (None, Stratum.ERROR),
+    ],
+)
+def test_the_paper_s_limits(ratio: float | None, stratum: Stratum) -> None:
+    assert stratum_of(ratio, right=True) is stratum
+    assert stratum_of(1.0, right=False) is Stratum.UNSOLVED
+
+
+def test_quantile_strata_do_not_depend_on_the_scale() -> None:
+    ratios: list[float | None] = [1.1**power for power in range(-15, 16)]
+    right = [True] * 31
+    strata = quantile_strata(ratios, right)
+    assert strata == quantile_strata([16 * ratio for ratio in ratios if ratio], right)
+    assert strata[15] is Stratum.HARD
+    assert strata[0] is strata[30] is Stratum.EASY
+    counts = [strata.count(one) for one in (Stratum.EASY, Stratum.MEDIUM, Stratum.HARD)]
+    assert max(counts) - min(counts) <= 2
+    mixed = quantile_strata([1.0, None, 2.0], [True, True, False])
+    assert mixed == (Stratum.HARD, Stratum.ERROR, Stratum.UNSOLVED)
