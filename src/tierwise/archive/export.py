@@ -1,7 +1,8 @@
 """Copying files out, hashes checked on the way; as a plain tree or as a BagIt bag.
 
-Bytes come from the buffer, or are recalled as for any reader. Regular files and folders only:
-a bag has no notion of links. Left out: OCFL; versions are exported one at a time.
+Bytes come from the buffer, or are recalled as for any reader. A file with several names is copied
+once for each; a bag holds regular files only, as it has no notion of links. Left out: OCFL; versions are
+exported one at a time.
 
 Source: RFC 8493 (The BagIt File Packaging Format 1.0).
 """
@@ -42,6 +43,7 @@ def export_files(
     store: Store,
     recaller: Recaller,
     bagit: bool,
+    others: Sequence[tuple[bytes, bytes | None]] = (),
     progress: Progress = SILENT,
 ) -> ExportReport:
     """Copy versions to files below a new folder.
@@ -53,6 +55,7 @@ def export_files(
         store: The buffer.
         recaller: Brings back what is only on disc.
         bagit: Write a bag.
+        others: Folders as (path, None) and symbolic links as (path, target), to make as well.
         progress: Counts files.
 
     Raises:
@@ -64,6 +67,8 @@ def export_files(
         raise StateError(f"{target} is not empty", hint="name a new folder")
     base = target / "data" if bagit else target
     base.mkdir(parents=True, exist_ok=True)
+    for path, link in others:
+        _make_other(base / os.fsdecode(path), link)
     lines, num_bytes = [], 0
     with progress.task("export", len(files)) as task:
         for path, version in sorted(files):
@@ -75,6 +80,14 @@ def export_files(
     if bagit:
         _declare(target, "".join(lines), num_bytes, len(files), catalogue.clock())
     return ExportReport(target=str(target), files=len(files), bytes=num_bytes)
+
+
+def _make_other(path: Path, link: bytes | None) -> None:
+    if link is None:
+        path.mkdir(parents=True, exist_ok=True)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(os.fsdecode(link))
 
 
 def _copy(catalogue: Catalogue, store: Store, version: int, path: Path) -> tuple[int, str]:

@@ -17,10 +17,8 @@ Left out: what each step does; those are the modules `bucket`, `seal`, `burn`, `
 from __future__ import annotations
 
 import contextlib
-import datetime
 import errno
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -28,7 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from tierwise.archive import inventory as counts
-from tierwise.archive import recovery
+from tierwise.archive import questions, recovery
 from tierwise.archive.bucket import BucketPlanner
 from tierwise.archive.burn import Burner, BurnReport
 from tierwise.archive.catalogue import Catalogue, Clock, FileLock
@@ -42,12 +40,13 @@ from tierwise.archive.config import (
 )
 from tierwise.archive.evict import EvictReport, evict
 from tierwise.archive.export import ExportReport, export_files
-from tierwise.archive.files import Files, as_bytes
-from tierwise.archive.fs import ArchiveFileSystem, state_word
+from tierwise.archive.files import Files
+from tierwise.archive.fs import ArchiveFileSystem
 from tierwise.archive.gather import DiscReader
 from tierwise.archive.mend import Mender
 from tierwise.archive.namespace import Namespace, fail
-from tierwise.archive.operations import Attributes, Caller
+from tierwise.archive.operations import Caller
+from tierwise.archive.questions import AnyPath
 from tierwise.archive.rebuild import RebuildReport, Refill
 from tierwise.archive.recall import Recaller
 from tierwise.archive.requests import RecallQueue, RecallReport, which_discs
@@ -306,7 +305,7 @@ class Archive:
         return Burner(self.catalogue, self.store, self.config, self.shelf, self.crash_point)
 
     def evict(
-        self, paths: Iterable[str | bytes | Path] | None = None, *, target_bytes: int | None = None
+        self, paths: Iterable[AnyPath] | None = None, *, target_bytes: int | None = None
     ) -> EvictReport:
         """Remove buffer copies that discs make unnecessary: of some files, or least used first."""
         versions = None if paths is None else self._versions_of(paths)
@@ -325,26 +324,8 @@ class Archive:
 
     # Questions
 
-    def _versions_of(self, paths: Iterable[str | bytes | Path]) -> list[int]:
-        """Return the current versions of files, and of all files below folders."""
-        return [version for _, version in self._files_of(paths)]
-
-    def _files_of(self, paths: Iterable[str | bytes | Path]) -> list[tuple[bytes, int]]:
-        names = Namespace(self.catalogue)
-        found: dict[int, bytes] = {}
-        for path in paths:
-            base = as_bytes(path)
-            try:
-                top = names.resolve(base)
-            except OSError as error:
-                raise MissingFileError(
-                    f"nothing named {os.fsdecode(path)} in the archive"
-                ) from error
-            for below, ino in _walk_files(names, base, top.inode, top.mode):
-                version = self.catalogue.value("SELECT version FROM inodes WHERE ino = ?", ino)
-                if version is not None:
-                    found.setdefault(version, below)
-        return [(path, version) for version, path in found.items()]
+    def _versions_of(self, paths: Iterable[AnyPath]) -> list[int]:
+        return questions.versions_below(self.catalogue, paths)
 
     def status(self) -> dict[str, Any]:
         """Return where the bytes are and what waits for the next step."""
@@ -354,91 +335,25 @@ class Archive:
         """Return the inventory for the cost model; docs/formats/inventory.md."""
         return counts.inventory(self.catalogue, self.config)
 
-    def which(self, paths: Iterable[str | bytes | Path]) -> list[dict[str, Any]]:
+    def which(self, paths: Iterable[AnyPath]) -> list[dict[str, Any]]:
         """Return the discs that reading some files would need, without touching any."""
         return which_discs(self.catalogue, self._versions_of(paths))
 
-    def listing(self, path: str | bytes | Path = "") -> list[dict[str, Any]]:
+    def listing(self, path: AnyPath = "") -> list[dict[str, Any]]:
         """Return a folder's entries, or the file itself: name, mode, size, times, state, discs."""
-        names = Namespace(self.catalogue)
-        base = as_bytes(path)
-        try:
-            top = names.resolve(base)
-        except OSError as error:
-            raise MissingFileError(f"nothing named {os.fsdecode(path)} in the archive") from error
-        if not stat.S_ISDIR(top.mode):
-            return [self._list_row(os.fsdecode(base), top)]
-        entries = sorted(names.entries(top.inode, 0), key=lambda entry: entry.name)
-        return [
-            self._list_row(os.fsdecode(entry.name), entry.attributes)
-            for entry in entries
-            if entry.attributes is not None
-        ]
+        return questions.list_folder(self.catalogue, path)
 
-    def _list_row(self, name: str, found: Attributes) -> dict[str, Any]:
-        row = self.catalogue.one(
-            "SELECT v.version, v.number, v.state, v.resident FROM inodes i JOIN versions v"
-            " ON v.version = i.version WHERE i.ino = ?", found.inode,
-        )  # fmt: skip
-        discs = [] if row is None else self._labels_of(row[0])
-        kind = "folder" if stat.S_ISDIR(found.mode) else "other"
-        return {
-            "name": name,
-            "mode": stat.filemode(found.mode),
-            "size": found.size,
-            "mtime_ns": found.mtime_ns,
-            "state": kind if row is None else state_word(row[2], row[3]),
-            "version": None if row is None else row[1],
-            "discs": discs,
-        }
-
-    def _labels_of(self, version: int) -> list[str]:
-        rows = self.catalogue.all(
-            "SELECT label FROM extents JOIN images USING (image) WHERE version = ?"
-            " ORDER BY piece", version,
-        )  # fmt: skip
-        return [row[0] for row in rows]
-
-    def versions(self, path: str | bytes | Path) -> list[dict[str, Any]]:
+    def versions(self, path: AnyPath) -> list[dict[str, Any]]:
         """Return the contents a file has had, oldest first."""
-        ino = self._inode(path)
-        rows = self.catalogue.all(
-            "SELECT version, number, size, mtime_ns, sha256, state, resident FROM versions"
-            " WHERE ino = ? ORDER BY number", ino,
-        )  # fmt: skip
-        return [
-            {
-                "number": number, "size": size, "mtime_ns": mtime_ns, "sha256": sha256,
-                "state": state_word(state, resident), "discs": self._labels_of(version),
-            }
-            for version, number, size, mtime_ns, sha256, state, resident in rows
-        ]  # fmt: skip
-
-    def _inode(self, path: str | bytes | Path) -> int:
-        try:
-            return Namespace(self.catalogue).resolve(as_bytes(path)).inode
-        except OSError as error:
-            raise MissingFileError(f"nothing named {os.fsdecode(path)} in the archive") from error
+        return questions.list_versions(self.catalogue, path)
 
     def events(self, last: int = 50) -> list[dict[str, Any]]:
         """Return the last events, oldest first."""
-        rows = self.catalogue.all(
-            "SELECT time_ns, type, object, outcome, detail FROM events ORDER BY event DESC LIMIT ?",
-            last,
-        )
-        return [
-            {
-                "time": datetime.datetime.fromtimestamp(time_ns / 1e9, tz=datetime.UTC).isoformat(
-                    timespec="seconds"
-                ),
-                "type": kind, "object": about, "outcome": outcome, "detail": detail,
-            }
-            for time_ns, kind, about, outcome, detail in reversed(rows)
-        ]  # fmt: skip
+        return questions.list_events(self.catalogue, last)
 
     # The way back
 
-    def prepare(self, paths: Iterable[str | bytes | Path]) -> int:
+    def prepare(self, paths: Iterable[AnyPath]) -> int:
         """Ask for files to be brought back; return the request's number."""
         return self.queue.prepare(self._versions_of(paths))
 
@@ -446,9 +361,7 @@ class Archive:
         """Bring back everything that is queued."""
         return self.queue.serve(progress=progress)
 
-    def recall(
-        self, paths: Iterable[str | bytes | Path], *, progress: Progress = SILENT
-    ) -> RecallReport:
+    def recall(self, paths: Iterable[AnyPath], *, progress: Progress = SILENT) -> RecallReport:
         """Bring files back to the buffer now, with whatever else is queued."""
         request = self.prepare(paths)
         try:
@@ -457,7 +370,7 @@ class Archive:
             self.queue.release(request)
 
     def export(
-        self, paths: Iterable[str | bytes | Path], target: Path, *, bagit: bool = False,
+        self, paths: Iterable[AnyPath], target: Path, *, bagit: bool = False,
         number: int | None = None, progress: Progress = SILENT,
     ) -> ExportReport:  # fmt: skip
         """Copy files out, hashes checked; see `export.export_files`.
@@ -469,12 +382,14 @@ class Archive:
             number: An older content, of a single file.
             progress: Counts files.
         """
-        files = self._files_of(paths)
+        chosen = list(paths)
+        files = questions.files_below(self.catalogue, chosen)
         if number is not None:
             files = [(path, self._older(version, number)) for path, version in files]
+        others = [] if bagit else questions.others_below(self.catalogue, chosen)
         return export_files(
             files, target, catalogue=self.catalogue, store=self.store, recaller=self.recaller,
-            bagit=bagit, progress=progress,
+            bagit=bagit, others=others, progress=progress,
         )  # fmt: skip
 
     def _older(self, version: int, number: int) -> int:
@@ -604,13 +519,3 @@ def mountable(root: Path, *, wait_for_discs: bool = True) -> ArchiveFileSystem:
     fs = archive.fs
     fs.on_destroy = archive.let_go
     return fs
-
-
-def _walk_files(names: Namespace, base: bytes, ino: int, mode: int) -> Iterator[tuple[bytes, int]]:
-    """Yield (path, inode) of the regular files at and below an inode, names in order."""
-    if stat.S_ISREG(mode):
-        yield base, ino
-    elif stat.S_ISDIR(mode):
-        for entry in sorted(names.entries(ino, 0), key=lambda found: found.name):
-            below = base + b"/" + entry.name if base else entry.name
-            yield from _walk_files(names, below, entry.inode, entry.mode)
