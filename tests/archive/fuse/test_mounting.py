@@ -241,6 +241,15 @@ def test_a_process_outlives_neither_its_block_nor_an_error_in_it(
         os.kill(mount.pid, 0)
 
 
+def test_a_process_killed_in_its_block_leaves_no_stale_mount(places: tuple[Path, Path]) -> None:
+    source, path = places
+    with mounted_process(partial(Mirror, source), path) as mount:
+        (path / "file").write_text("x")
+        os.kill(mount.pid, signal.SIGKILL)
+    assert not is_mounted(path)
+    assert list(path.iterdir()) == []
+
+
 def test_a_process_follows_its_parent_into_death(places: tuple[Path, Path]) -> None:
     source, path = places
     parent = """

@@ -154,6 +154,7 @@ def mounted_process(
         process.join(_BUSY_PATIENCE_S)
         busy = process.is_alive()
         _end(process)
+        device.clear_stale_mount(path)
     if busy:
         raise StateError(f"files under {path} were still open: they are dead now")
 
