@@ -10,6 +10,7 @@ Windows' reserved names and characters, which its UDF driver maps by itself.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import unicodedata
@@ -77,6 +78,7 @@ def unescape_path(text: str) -> bytes:
     return b"/".join(unescape_name(part) for part in text.split("/"))
 
 
+@functools.lru_cache(maxsize=65536)
 def disc_name(name: bytes) -> str:
     """Return a component as it stands on a disc: escaped, and cut with a hash when too long.
 
@@ -88,7 +90,7 @@ def disc_name(name: bytes) -> str:
         return text
     mark = "%~" + hashlib.sha256(name).hexdigest()[:16]
     head = text[: MAX_DISC_NAME - len(mark)]
-    while _length(head) + len(mark) > MAX_DISC_NAME:
+    while _length(head + mark) > MAX_DISC_NAME:
         head = head[:-1]
     return re.sub(r"%[0-9A-F]?$", "", head) + mark
 

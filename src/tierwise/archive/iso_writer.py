@@ -13,6 +13,7 @@ Source: ECMA-119 (ISO 9660), IEEE P1282 (Rock Ridge 1.09), ECMA-167 and OSTA UDF
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +61,9 @@ class PlanNode:
     num_links: int = 1
 
 
+_cached_gmtime = functools.lru_cache(maxsize=4096)(gmtime)  # one node's time is asked for often
+
+
 class _LentClock:
     """Stands in for the `time` module inside pycdlib: a settable now, and no time zone."""
 
@@ -69,8 +73,8 @@ class _LentClock:
     def time(self) -> float:
         return float(self.now_s)
 
-    localtime = staticmethod(gmtime)
-    gmtime = staticmethod(gmtime)
+    localtime = staticmethod(_cached_gmtime)
+    gmtime = staticmethod(_cached_gmtime)
     strftime = staticmethod(strftime)
     strptime = staticmethod(strptime)
 
