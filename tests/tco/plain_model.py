@@ -186,7 +186,7 @@ def unit_rows(
         there = did["installed"] + overlap * did["retired"]
         parts = p["site.rack_parts"]
         racks = math.ceil(there / f["units_per_rack"] * parts - 1e-9) / parts
-        add(row, "rent", "run", racks * p["site.rack_rent"])
+        add(row, "rent", "run", racks * (p["site.rack_rent"] + p["site.network"]))
         draw = did["weight"] + overlap * did["retired_weight"]
         draw += reader["installed"] * f["reader_power"]
         add(row, "energy", "run", draw * 8.76 * p["power.pue"] * tariff)

@@ -64,39 +64,51 @@ def run_cohorts(
         afr_S: Failures a year and unit.
     """
     num_years, num_samples = need_TS.shape
-    columns = np.arange(num_samples)
-    out = {name: np.zeros((num_years, num_samples)) for name in Cohorts.__slots__}
-    leaving_units, leaving_amount, leaving_weight = (
-        np.zeros((num_years, num_samples)) for _ in range(3)
-    )
-    units, amount, weight, failures = (np.zeros(num_samples) for _ in range(4))
-    before = np.zeros(num_samples)
+    out = Cohorts(**{name: np.zeros((num_years, num_samples)) for name in Cohorts.__slots__})
+    leaving_amount = np.zeros((num_years, num_samples))
+    leaves_TS = np.arange(num_years)[:, None] + life_TS
+    may_fail = bool(np.any(afr_S > 0))
+    units, amount, weight, failures, before = (np.zeros(num_samples) for _ in range(5))
     for year in range(num_years):
         need, per_unit = need_TS[year], per_unit_TS[year]
-        retired, gone = leaving_units[year], leaving_amount[year]
-        out["retired"][year], out["retired_weight"][year] = retired, leaving_weight[year]
-        out["retired_share"][year] = np.divide(
-            gone, amount, out=np.zeros(num_samples), where=amount > 0
-        )
-        units = units - retired
-        weight = np.where(units > 0, weight - leaving_weight[year], 0.0)
-        amount = np.where(units > 0, amount - gone, 0.0)
+        retired, gone = out.retired[year], leaving_amount[year]
+        if retired.any():
+            np.divide(gone, amount, out=out.retired_share[year], where=amount > 0)
+            units = units - retired
+            some = units > 0
+            weight = np.where(some, weight - out.retired_weight[year], 0.0)
+            amount = np.where(some, amount - gone, 0.0)
         gap = np.maximum(need - amount, 0.0)
-        bought = np.ceil(gap / per_unit - ROUNDING)
-        growth = np.minimum(gap, np.maximum(need - before, 0.0))
-        out["growth_share"][year] = np.divide(growth, gap, out=np.zeros(num_samples), where=gap > 0)
-        leaves = year + life_TS[year]
-        stays = leaves < num_years
-        at = (leaves[stays], columns[stays])
-        leaving_units[at] += bought[stays]
-        leaving_amount[at] += (bought * per_unit)[stays]
-        leaving_weight[at] += (bought * weight_TS[year])[stays]
-        units, amount = units + bought, amount + bought * per_unit
-        weight = weight + bought * weight_TS[year]
-        failures = failures + afr_S * units
-        spares = np.floor(failures + ROUNDING)
-        failures = failures - spares
-        out["bought"][year], out["spares"][year] = bought, spares
-        out["installed"][year], out["installed_weight"][year] = units, weight
+        bought = out.bought[year]
+        np.ceil(gap / per_unit - ROUNDING, out=bought)
+        if bought.any():
+            growth = np.minimum(gap, np.maximum(need - before, 0.0))
+            np.divide(growth, gap, out=out.growth_share[year], where=gap > 0)
+            added, heavier = bought * per_unit, bought * weight_TS[year]
+            retirements = (out.retired, out.retired_weight, leaving_amount)
+            _schedule(leaves_TS[year], retirements, (bought, heavier, added))
+            units, amount, weight = units + bought, amount + added, weight + heavier
+        if may_fail:
+            failures += afr_S * units
+            spares = out.spares[year]
+            np.floor(failures + ROUNDING, out=spares)
+            failures -= spares
+        out.installed[year], out.installed_weight[year] = units, weight
         before = need
-    return Cohorts(**out)
+    return out
+
+
+def _schedule(
+    leaves: NDArray[np.int64], retirements: tuple[Array, ...], amounts: tuple[Array, ...]
+) -> None:
+    """Add what was bought to the year each sample's cohort leaves; past the horizon it stays."""
+    num_years = retirements[0].shape[0]
+    if (leaves == leaves[0]).all():  # one row for all samples: no scattering
+        if leaves[0] < num_years:
+            for held_TS, amount in zip(retirements, amounts, strict=True):
+                held_TS[leaves[0]] += amount
+        return
+    stays = np.flatnonzero(leaves < num_years)
+    at = (leaves[stays], stays)
+    for held_TS, amount in zip(retirements, amounts, strict=True):
+        held_TS[at] += amount[stays]

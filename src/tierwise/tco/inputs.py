@@ -38,7 +38,8 @@ CLOUD_NAMES = (
 )  # fmt: skip
 SITE_KEYS = (
     "power.tariff", "power.tariff_rate", "power.pue", "power.grid", "power.grid_rate",
-    "site.rack_rent", "site.rack_parts", "site.build_kw", "site.build_rack", "site.build_life",
+    "site.rack_rent", "site.rack_parts", "site.network", "site.build_kw", "site.build_rack",
+    "site.build_life",
     "staff.wage", "staff.wage_rate", "staff.hours", "migration.price", "migration.utilisation",
     "migration.window", "finance.discount", "finance.inflation",
 )  # fmt: skip

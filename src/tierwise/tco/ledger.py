@@ -33,6 +33,7 @@ class Category(StrEnum):
     READERS = "readers"
     BUILDING = "building"
     RENT = "rent"
+    NETWORK = "network"
     ENERGY = "energy"
     STAFF = "staff"
     SERVICE = "service"

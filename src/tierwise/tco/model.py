@@ -367,6 +367,7 @@ def _book_hardware(context: _Context, media: Cohorts) -> None:
     run.count("kwh", kwh_TS)
     run.count("racks", racks_TS)
     run.add(Category.ENERGY, Cause.RUN, kwh_TS * context.kwh_usd_TS)
+    run.add(Category.NETWORK, Cause.RUN, racks_TS * point["site.network"])
     if context.scenario.facility == "rent":
         run.add(Category.RENT, Cause.RUN, racks_TS * point["site.rack_rent"])
     else:
