@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tierwise.cli.curriculum_train import evaluate, train
 from tierwise.cli.options import debug_option, json_option, print_result
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ _CONFIG_NAME = "config.toml"
 @click.group()
 def group() -> None:
     """Which sample: score, select, train, audit."""
+
+
+group.add_command(train)
+group.add_command(evaluate)
 
 
 @group.command()

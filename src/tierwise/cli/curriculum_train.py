@@ -1,0 +1,167 @@
+"""`tierwise curriculum train` and `eval`: parse, call one function, print its records."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from tierwise.cli.options import debug_option, json_option, print_result
+
+if TYPE_CHECKING:
+    import torch
+
+    from tierwise.curriculum.recipe import OptimizerConfig
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting.")
+@json_option
+@debug_option
+def train(*, config: Path, out: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Train as CONFIG says; the same command goes on with a run that was stopped."""
+    from tierwise.core.extras import require_extra
+
+    require_extra("curriculum")
+    from tierwise.core.config import load_config
+    from tierwise.core.progress import choose_progress
+    from tierwise.curriculum.recipe import RecipeConfig, run_recipe
+
+    recipe = load_config(RecipeConfig, config, overrides)
+    with stop_on_signal() as stop:
+        result = run_recipe(
+            recipe,
+            base=config.parent,
+            folder=out,
+            make_optimizer=make_optimizer,
+            progress=choose_progress(as_json=as_json),
+            stop=stop,
+        )
+    if not result.finished:
+        raise KeyboardInterrupt
+    record: dict[str, object] = {"model": str(result.model_folder), "report": str(result.report)}
+    record |= {f"{name}_steps": stage.steps for name, stage in result.stages.items()}
+    for change in result.changes:
+        if change.group == "all":
+            name = change.decoding.value
+            record |= {
+                f"{name}_before": round(change.before, 4),
+                f"{name}_after": round(change.after, 4),
+                f"{name}_interval": [round(change.low, 4), round(change.high, 4)],
+                f"{name}_reads": change.verdict,
+            }
+    print_result(record, as_json=as_json)
+
+
+@click.command(name="eval")
+@click.argument("model")
+@click.argument("data", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="JSONL of scores.")
+@click.option(
+    "--against", type=click.Path(path_type=Path), help="Scores of another model, to compare with."
+)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting.")
+@click.option("--seed", default=0, show_default=True, help="Of every token.")
+@click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
+@json_option
+@debug_option
+def evaluate(
+    *,
+    model: str,
+    data: Path,
+    out: Path,
+    against: Path | None,
+    overrides: tuple[str, ...],
+    seed: int,
+    skip_bad: bool,
+    as_json: bool,
+) -> None:
+    """Ask MODEL (a folder, or tiny) every question of DATA, greedy and sampled."""
+    from tierwise.core.extras import require_extra
+
+    require_extra("curriculum")
+    from tierwise.core.config import parse_config
+    from tierwise.core.progress import choose_progress
+    from tierwise.curriculum import evaluate as evaluation
+    from tierwise.curriculum.models import LocalModel
+    from tierwise.curriculum.recipe import judged, model_path, read_strata
+    from tierwise.curriculum.samples import read_samples
+
+    settings = parse_config(evaluation.EvalConfig, "", overrides=overrides, name="--set")
+    samples = read_samples(data, skip_bad=skip_bad).samples
+    before = None if against is None else evaluation.read_scores(against)
+    scores = evaluation.evaluate(
+        LocalModel.load(model_path(model, Path())),
+        samples,
+        judged,
+        settings,
+        seed=seed,
+        strata={} if skip_bad else read_strata(data),
+        progress=choose_progress(as_json=as_json),
+    )
+    evaluation.write_scores(out, scores)
+    record: dict[str, object] = {"scores": str(out), "samples": len(scores)}
+    resamples = settings.num_resamples
+    for one in evaluation.accuracies(scores, seed=seed, num_resamples=resamples):
+        record[f"{one.group} {one.decoding.value}"] = (
+            f"{one.value:.4f} [{one.low:.4f}, {one.high:.4f}] of {one.num_samples}"
+        )
+    if before is not None:
+        for change in evaluation.differences(before, scores, seed=seed, num_resamples=resamples):
+            record[f"change {change.group} {change.decoding.value}"] = (
+                f"{change.difference:+.4f} [{change.low:+.4f}, {change.high:+.4f}] {change.verdict}"
+            )
+    print_result(record, as_json=as_json)
+
+
+def make_optimizer(
+    module: torch.nn.Module, settings: OptimizerConfig, max_grad_norm: float
+) -> torch.optim.Optimizer:
+    """Return AdamW over a module's trainable parameters, on the GPU's side or offloaded."""
+    betas = (settings.beta1, settings.beta2)
+    if settings.offload:
+        from tierwise.core.extras import require_extra
+
+        require_extra("offload")
+        from tierwise.offload import OffloadAdamW
+
+        return OffloadAdamW(
+            module,
+            lr=settings.lr,
+            betas=betas,
+            weight_decay=settings.weight_decay,
+            max_grad_norm=max_grad_norm or None,
+            nonfinite="skip",
+        )
+    from torch.optim import AdamW
+
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return AdamW(
+        trained, lr=settings.lr, betas=betas, weight_decay=settings.weight_decay, fused=True
+    )
+
+
+@contextlib.contextmanager
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Yield a function that is True once Ctrl-C or SIGTERM came; the second one interrupts."""
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        click.echo("stopping after this step; again to stop now", err=True)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,293 @@
+"""A whole training from one TOML file: fine-tune, reinforce, evaluate before and after, report.
+
+    data -> [SFT on targets] -> [GRPO on rewards] -> held-out accuracy before and after -> report
+
+Every stage resumes by itself, so a recipe that was stopped anywhere is run again by the same call.
+Left out: choosing the data (`select`), several seeds and arms (`study`).
+
+    DIR/
+      config.toml  record.jsonl      what was asked, what came out
+      sft/  grpo/                    stages, see `book`
+      evaluations/KEY.jsonl          scores by sample, one file a (model, data, settings)
+      report.html  figures/
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import msgspec
+import torch
+
+from tierwise.core.config import dump_config
+from tierwise.core.errors import ConfigError, DataError
+from tierwise.core.progress import SILENT, Progress
+from tierwise.core.records import RunRecord, read_jsonl, write_whole
+from tierwise.core.report import Report, write_report
+from tierwise.curriculum.book import TrainResult, data_hash
+from tierwise.curriculum.evaluate import (
+    Difference,
+    EvalConfig,
+    SampleScore,
+    differences,
+    evaluate,
+    read_scores,
+    write_scores,
+)
+from tierwise.curriculum.learner import TrainConfig
+from tierwise.curriculum.loop import train_grpo
+from tierwise.curriculum.models import LocalModel
+from tierwise.curriculum.samples import Sample, read_samples, sample_of_plain_row
+from tierwise.curriculum.sft import SftConfig, read_targets, train_sft
+from tierwise.curriculum.training_figures import training_section
+from tierwise.curriculum.verdicts import reward as verdict_reward
+
+_TINY = "tiny"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW; the default rate is that of the difficulty-sampling paper's GRPO scripts.
+
+    Attributes:
+        lr: Learning rate.
+        weight_decay: Decoupled weight decay.
+        beta1: Decay of the mean of gradients.
+        beta2: Decay of the mean of squares.
+        offload: Update on the CPU while backward goes on; the numbers are those of AdamW.
+    """
+
+    lr: float = 5e-7
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    offload: bool = False
+
+
+MakeOptimizer = Callable[[torch.nn.Module, OptimizerConfig, float], torch.optim.Optimizer]
+"""(module, settings, norm to clip the gradient to) -> an optimizer of its trainable parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeConfig:
+    """A training run.
+
+    Attributes:
+        model: A model folder, or `tiny` for the one that ships.
+        data: Plain JSONL to reinforce on, such as an arm that `select` wrote.
+        held_out: Plain JSONL to evaluate on before and after; "" for none.
+        sft_data: Plain JSONL to fine-tune on; "" is `data`.
+        target_field: Field of its rows to learn: `target` (worked) or `answer` (bare).
+        seed: Of everything that is drawn.
+        freeze: Parameters whose name has one of these parts stay as they are.
+        sft: The supervised stage, if any.
+        grpo: The reinforcement stage, if any.
+        sft_optimizer: Of the first.
+        grpo_optimizer: Of the second.
+        evaluate: How to evaluate.
+    """
+
+    model: str
+    data: str
+    held_out: str = ""
+    sft_data: str = ""
+    target_field: str = "target"
+    seed: int = 0
+    freeze: tuple[str, ...] = ()
+    sft: SftConfig | None = None
+    grpo: TrainConfig | None = None
+    sft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-6))
+    grpo_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    evaluate: EvalConfig = field(default_factory=EvalConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeResult:
+    """What a run came to; `model_folder` is None while it is not finished."""
+
+    finished: bool
+    model_folder: Path | None
+    stages: Mapping[str, TrainResult]
+    changes: tuple[Difference, ...]
+    report: Path | None
+
+
+def run_recipe(
+    config: RecipeConfig,
+    *,
+    base: Path,
+    folder: Path,
+    make_optimizer: MakeOptimizer,
+    progress: Progress = SILENT,
+    stop: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.time,
+) -> RecipeResult:
+    """Run a recipe, or go on with it; the same call does both.
+
+    Args:
+        config: The recipe.
+        base: Folder that its paths are relative to.
+        folder: Where everything goes.
+        make_optimizer: Makes each stage's optimizer.
+        progress: Where to say how far it is.
+        stop: Asked after every step; True saves and returns.
+        clock: Seconds since the epoch; only ever seen under `timing`.
+
+    Raises:
+        ConfigError: Neither stage is asked for, or `freeze` leaves nothing to train.
+        TrainingError: See `train_grpo`.
+        StateError: `folder` holds another run.
+    """
+    if config.sft is None and config.grpo is None:
+        raise ConfigError("neither [sft] nor [grpo] is given", hint="add [grpo] to the file")
+    samples = read_samples(base / config.data).samples
+    strata = read_strata(base / config.data)
+    held_out = read_samples(base / config.held_out).samples if config.held_out else ()
+    model = LocalModel.load(model_path(config.model, base))
+    freeze(model.model, config.freeze)
+    write_whole(folder / "config.toml", dump_config(config))
+
+    def score() -> tuple[SampleScore, ...]:
+        return evaluate_once(
+            model, held_out, config.evaluate, folder=folder, seed=config.seed, progress=progress
+        )
+
+    before = score() if held_out else ()
+    stages: dict[str, TrainResult] = {}
+    common = {"seed": config.seed, "progress": progress, "stop": stop, "clock": clock}
+    if config.sft is not None:
+        path = base / (config.sft_data or config.data)
+        optimizer = make_optimizer(model.model, config.sft_optimizer, config.sft.max_grad_norm)
+        try:
+            stages["sft"] = train_sft(
+                model, read_samples(path).samples, read_targets(path, config.target_field),
+                optimizer, config.sft, folder=folder / "sft", **common,  # type: ignore[arg-type]
+            )  # fmt: skip
+        finally:
+            close(optimizer)
+    if config.grpo is not None and all(stage.finished for stage in stages.values()):
+        optimizer = make_optimizer(model.model, config.grpo_optimizer, config.grpo.max_grad_norm)
+        try:
+            stages["grpo"] = train_grpo(
+                model, samples, optimizer, config.grpo, folder=folder / "grpo",
+                reward=judged, strata=strata, **common,  # type: ignore[arg-type]
+            )  # fmt: skip
+        finally:
+            close(optimizer)
+    last = list(stages.values())[-1]
+    wanted = (config.sft is not None) + (config.grpo is not None)
+    if len(stages) < wanted or not last.finished:
+        return RecipeResult(
+            finished=False, model_folder=None, stages=stages, changes=(), report=None
+        )
+    changes = differences(before, score(), seed=config.seed) if held_out else ()
+    _record(folder, stages, changes, clock)
+    return RecipeResult(
+        finished=True,
+        model_folder=last.model_folder,
+        stages=stages,
+        changes=changes,
+        report=write_report(_report(stages, changes), folder),
+    )
+
+
+def judged(sample: Sample, text: str) -> float:
+    """Return the score of an answer by the sample's task: what a stage maximises by default."""
+    return verdict_reward(sample.answer, text, task=sample.task)
+
+
+def model_path(name: str, base: Path) -> Path:
+    """Return the folder of a model named in a configuration."""
+    if name != _TINY:
+        return base / name
+    from tierwise.curriculum.tiny.build import tiny_model_path
+
+    return tiny_model_path()
+
+
+def freeze(module: torch.nn.Module, parts: Sequence[str]) -> None:
+    """Take the gradient from every parameter whose name has one of the parts.
+
+    Raises:
+        ConfigError: A part is in no name, or nothing is left to train.
+    """
+    names = dict(module.named_parameters())
+    for part in parts:
+        found = [name for name in names if part in name]
+        if not found:
+            raise ConfigError(f"freeze: no parameter has {part!r} in its name")
+        for name in found:
+            names[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in names.values()):
+        raise ConfigError("freeze leaves nothing to train")
+
+
+def close(optimizer: torch.optim.Optimizer) -> None:
+    """End what an optimizer keeps running, where it keeps anything."""
+    ending = getattr(optimizer, "close", None)
+    if ending is not None:
+        ending()
+
+
+def read_strata(path: Path) -> dict[str, str]:
+    """Return sample id -> stratum for the rows of a plain JSONL file that name one."""
+    strata = {}
+    for _, row in read_jsonl(path):
+        if isinstance(row.get("stratum"), str):
+            strata[sample_of_plain_row(row, path.parent).id] = row["stratum"]
+    return strata
+
+
+def evaluate_once(
+    model: LocalModel,
+    samples: Sequence[Sample],
+    config: EvalConfig,
+    *,
+    folder: Path,
+    seed: int,
+    progress: Progress = SILENT,
+) -> tuple[SampleScore, ...]:
+    """Return the scores of a model, from `folder/evaluations` when it was evaluated before."""
+    parts = [model.model_hash(), data_hash(samples), msgspec.to_builtins(config), seed]
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    path = folder / "evaluations" / f"{key}.jsonl"
+    if path.exists():
+        try:
+            return read_scores(path)
+        except DataError:
+            path.unlink()  # damaged: it can be made again
+    scores = evaluate(model, samples, judged, config, seed=seed, progress=progress)
+    write_scores(path, scores)
+    return scores
+
+
+def _record(
+    folder: Path,
+    stages: Mapping[str, TrainResult],
+    changes: Sequence[Difference],
+    clock: Callable[[], float],
+) -> None:
+    record = RunRecord(folder, clock=clock)
+    record.truncate(0)
+    for name, stage in stages.items():
+        last = {key: value for key, value in stage.metrics[-1].items() if key != "timing"}
+        record.event(f"{name}.trained", steps=stage.steps, last_step=last)
+    for change in changes:
+        record.event("evaluated", **asdict(change))
+
+
+def _report(stages: Mapping[str, TrainResult], changes: Sequence[Difference]) -> Report:
+    summary = [(f"{name} steps", str(stage.steps)) for name, stage in stages.items()]
+    summary += [
+        (f"{change.decoding.value} accuracy", f"{100 * change.before:.1f} -> "
+         f"{100 * change.after:.1f} % ({change.verdict})")
+        for change in changes if change.group == "all"
+    ]  # fmt: skip
+    last = stages.get("grpo")
+    section = training_section(last.metrics if last is not None else (), changes)
+    return Report(title="Training", summary=tuple(summary), sections=(section,))
