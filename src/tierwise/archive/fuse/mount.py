@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 
@@ -142,7 +143,8 @@ def mounted_process(
         name=f"fuse {path}",
         daemon=True,
     )
-    process.start()
+    with _signals_held():
+        process.start()
     theirs.close()
     try:
         _await_process(ours, path)
@@ -157,6 +159,21 @@ def mounted_process(
         device.clear_stale_mount(path)
     if busy:
         raise StateError(f"files under {path} were still open: they are dead now")
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back, so that a process is started whole or not at all.
+
+    The new process begins with both held back. A Ctrl-C, which reaches every process of the
+    terminal, then leaves the server alone: whoever started it unmounts.
+    """
+    resource_tracker.ensure_running()  # or starting it would let the signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,18 +270,20 @@ def _serve_in_process(
     options: MountOptions,
     pipe: multiprocessing.connection.Connection,
 ) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     try:
         serve(factory(), path, options=options, on_ready=lambda: _greet(pipe, path))
     except TierwiseError as error:
-        pipe.send(error)
+        with contextlib.suppress(OSError):
+            pipe.send(error)
     except KeyboardInterrupt:
         return
 
 
 def _greet(pipe: multiprocessing.connection.Connection, path: Path) -> None:
     """Say that the mount answers; unmount when the other side is gone, however it went."""
-    pipe.send(None)
     with contextlib.suppress(EOFError, OSError):
+        pipe.send(None)
         pipe.recv()
     _leave(path)
 
