@@ -105,8 +105,8 @@ def _claims(events: dict[str, Any], settings: DemoSettings) -> Section:
         ),
         (
             "files intact",
-            f"written through {kept['written_through']}; SHA-256 of each of {kept['num_files']} files "
-            "before burning and after a disc was destroyed",
+            f"written through {kept['written_through']}; SHA-256 of each of "
+            f"{kept['num_files']} files before burning and after a disc was destroyed",
             "3-archive/hashes.json",
         ),
         (
