@@ -21,6 +21,7 @@ from tierwise.archive.disc_slice import decode_slice
 from tierwise.archive.discs import check_disc, find_place, open_image, scan_discs
 from tierwise.archive.image import (
     IMAGE_OVERHEAD_BYTES,
+    MAX_DIRECTORIES,
     ArrayPosition,
     ImageIdentity,
     NodeKind,
@@ -333,6 +334,16 @@ def test_contradictions_are_refused(tmp_path: Path) -> None:
         ImageIdentity(archive_id="a" * 32, image_id="a" * 32, label="no dash-es", sequence=0)
     with pytest.raises(UsageError, match="hex"):
         ImageIdentity(archive_id="xyz", image_id="a" * 32, label="A", sequence=0)
+
+
+def test_more_directories_than_a_path_table_numbers(tmp_path: Path) -> None:
+    entries = [
+        SealEntry(paths=(b"%d" % number,), kind=NodeKind.DIRECTORY, inode=number, mode=0o755)
+        for number in range(MAX_DIRECTORIES)
+    ]
+    with pytest.raises(UsageError, match="at most 65000 directories"):
+        seal(entries, tmp_path / "o.iso")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_leaves_the_old_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,9 +63,11 @@ __all__ = [
     "payload_capacity",
     "data_image_limit",
     "IMAGE_OVERHEAD_BYTES",
+    "MAX_DIRECTORIES",
 ]
 
 IMAGE_OVERHEAD_BYTES = 640 * 1024  # 257 sectors up to the UDF anchor, descriptors, root, notes
+MAX_DIRECTORIES = 65_000  # ISO 9660's path table numbers directories with 16 bits
 _READ_BYTES = 1 << 20
 _MAX_TARGET = 1000  # a longer link target does not fit the disc's records; the slice has it
 _CHECKSUM_BLOCK = 65536
@@ -400,6 +402,12 @@ def _data_nodes(
         while parent and parent not in nodes:
             nodes[parent] = _implied(parent, created_ns)
             parent = parent.rpartition("/")[0]
+    num_directories = sum(node.shape is NodeShape.DIRECTORY for node in nodes.values())
+    if num_directories > MAX_DIRECTORIES:
+        raise UsageError(
+            f"an image holds at most {MAX_DIRECTORIES} directories, not {num_directories}",
+            hint="seal fewer files at a time",
+        )
     ordered = sorted(nodes.values(), key=lambda node: node.path.split("/"))
     return [n for n in ordered if n.link_to is None] + [n for n in ordered if n.link_to]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import shutil
 import struct
+import subprocess
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -199,3 +201,19 @@ def test_impossible_arrays_are_refused_before_writing(exhibit: Any, tmp_path: Pa
     with pytest.raises(UsageError, match="no member 9"):
         reconstruct(exhibit.array, {9: images[0]}, {0: tmp_path / "p"})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_other_readers_extract_a_parity_disc(exhibit: Any, tmp_path: Path) -> None:
+    tools = {
+        "7z": ["7z", "x", "-y", "-tudf", f"-o{tmp_path / '7z'}"],
+        "bsdtar": ["bsdtar", "-C", str(tmp_path / "bsdtar"), "-xf"],
+    }
+    for name, command in tools.items():
+        if shutil.which(name) is None:
+            pytest.skip(f"{name} is not installed (Debian: p7zip-full, libarchive-tools)")
+        out = tmp_path / name
+        out.mkdir()
+        subprocess.run([*command, str(exhibit.paths[4])], check=True, capture_output=True)
+        check = ["sha256sum", "-c", "--quiet", "MANIFEST.sha256"]
+        subprocess.run(check, cwd=out, check=True, capture_output=True)
+        assert json.loads((out / "ARRAY.json").read_bytes()) == exhibit.array.to_json()
