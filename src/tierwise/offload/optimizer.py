@@ -494,6 +494,21 @@ class OffloadAdamW(Optimizer):
         finally:
             self._shadow.accumulating = False
 
+    def ask_whether_last(self, is_last: Callable[[], bool]) -> None:
+        """Let somebody who knows say whether the backward at work is the last before the step."""
+        self._shadow.ask_last = is_last
+
+    @torch.no_grad()
+    def clip_on_step(self, max_norm: float) -> Tensor:
+        """Set `max_grad_norm`, from the coming step on; return the norm, gradients untouched.
+
+        Takes the place of `clip_grad_norm_(model.parameters(), max_norm)` in a given loop.
+        """
+        self.max_grad_norm = float(max_norm)
+        self._shadow.flush()
+        norms = self._norms()
+        return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.tensor(0.0)
+
     def synchronize(self) -> None:
         """Return when all weights are what the last step made them; raise what went wrong."""
         self._delivery.arrive_all()

@@ -196,6 +196,7 @@ class Shadow:
     ) -> None:
         self.wanted = False  # make proposals in this step's final backward
         self.accumulating = False
+        self.ask_last: Callable[[], bool] | None = None  # somebody who knows
         self.final_when_ready = True  # else somebody scales or reduces gradients afterwards
         self.want_norms, self.norm_limit = want_norms, norm_limit
         self.rounds = 0  # backwards since the last step
@@ -241,7 +242,10 @@ class Shadow:
         self._told = True
 
     def _is_final(self) -> bool:
-        last = self._told or self.rounds >= self._expected_rounds
+        if self.ask_last is not None:
+            last = self.ask_last()
+        else:
+            last = self._told or self.rounds >= self._expected_rounds
         return self.final_when_ready and not self.accumulating and last
 
     def flush(self) -> None:
