@@ -323,3 +323,13 @@ def test_a_damaged_buffer_copy_is_never_sealed_silently_nor_served_wrong(
 
 def test_integrity_error_is_known_to_library_callers() -> None:
     assert issubclass(IntegrityError, RuntimeError)
+
+
+def test_only_the_last_versions_stay_listed(make_archive: Make) -> None:
+    archive = make_archive(versions_kept=3, data_discs=1, parity_discs=0)
+    for number in range(6):
+        archive.files.write_file("a", b"version %d" % number)
+        put_away(archive)
+    assert [row["number"] for row in archive.versions("a")] == [4, 5, 6]
+    assert archive.files.read_file("a") == b"version 5"
+    assert archive.fsck() == []

@@ -53,8 +53,11 @@ class Content:
 class Contents:
     """All open contents of one mount (or one library session)."""
 
-    def __init__(self, catalogue: Catalogue, store: Store, recall: Recall) -> None:
+    def __init__(
+        self, catalogue: Catalogue, store: Store, recall: Recall, crash_point: Callable[[str], None]
+    ) -> None:
         self._catalogue, self._store, self._recall = catalogue, store, recall
+        self._crash_point = crash_point
         self._open: dict[int, Content] = {}
 
     def get(self, ino: int) -> Content | None:
@@ -172,16 +175,19 @@ class Contents:
         )  # fmt: skip
         try:
             fd = self._store.create(version)
+            self._crash_point("write: file made")
             if keep_bytes and old_fd is not None:
                 self._store.copy(old_fd, fd)
                 os.fsync(fd)  # what was durable before must not hang on bytes that are not
                 self._store.sync_folder(version)
+                self._crash_point("write: content copied")
             os.utime(fd, ns=(content.mtime_ns, content.mtime_ns))
         except BaseException:
             self._store.remove(version)
             self._catalogue.run("DELETE FROM versions WHERE version = ?", version)
             raise
         self._catalogue.run("UPDATE inodes SET version = ? WHERE ino = ?", version, content.ino)
+        self._crash_point("write: version current")
         content.base = content.version or None
         content.version, content.fd, content.writable = version, fd, True
         if old_fd is not None:
@@ -209,6 +215,7 @@ class Contents:
                     " seq = ?3, dirty = 1 WHERE ino = ?4",
                     content.size, content.mtime_ns, self._catalogue.next_seq(), content.ino,
                 )  # fmt: skip
+            self._crash_point("write: before the catalogue knows the size")
             self._catalogue.run(
                 "UPDATE versions SET size = ?, mtime_ns = ?, open = ?, sha256 = NULL"
                 " WHERE version = ?",

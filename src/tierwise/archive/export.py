@@ -1,8 +1,7 @@
 """Copying files out, hashes checked on the way; as a plain tree or as a BagIt bag.
 
 Bytes come from the buffer, or are recalled as for any reader. A file with several names is copied
-once for each; a bag holds regular files only, as it has no notion of links. Left out: OCFL; versions are
-exported one at a time.
+once for each; a bag holds regular files only, as it has no notion of links. Left out: OCFL.
 
 Source: RFC 8493 (The BagIt File Packaging Format 1.0).
 """

@@ -50,6 +50,7 @@ class ArchiveFileSystem(Operations):
             the forepart.
         room: Called before content grows, with the bytes wanted; raises `OSError(ENOSPC)`.
         usage: Returns (bytes used, bytes free) for statfs.
+        crash_point: Called between steps with their names; tests die there.
     """
 
     def __init__(
@@ -61,9 +62,11 @@ class ArchiveFileSystem(Operations):
         may_recall: Callable[[Caller], bool],
         room: Callable[[int], None],
         usage: Callable[[], tuple[int, int]],
+        crash_point: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.names = Namespace(catalogue)
-        self.contents = Contents(catalogue, store, recall)
+        self.contents = Contents(catalogue, store, recall, crash_point)
+        self._crash_point = crash_point
         self._catalogue, self._store = catalogue, store
         self._may_recall, self._room, self._usage = may_recall, room, usage
         self.on_destroy: Callable[[], None] = lambda: None
@@ -332,8 +335,10 @@ class ArchiveFileSystem(Operations):
         if content.fd is not None and content.writable:
             os.fsync(content.fd)
             self._store.sync_folder(content.version)
+            self._crash_point("fsync: bytes durable")
             self.contents.settle(content)
         self._catalogue.sync()
+        self._crash_point("fsync: catalogue durable")
 
     def fallocate(self, inode: int, handle: int, mode: int, offset: int, length: int) -> None:
         """Allocate space in a file that is being written."""

@@ -52,6 +52,16 @@ class Mender:
         )
         return [row[0] for row in rows]
 
+    def strays_of(self, image: int) -> Iterator[int]:
+        """Yield slots of the same array where a disc by this image's label stands by mistake."""
+        label = self._catalogue.value("SELECT label FROM images WHERE image = ?", image)
+        for (slot,) in self._catalogue.all(
+            "SELECT slot FROM discs d JOIN images i USING (image) WHERE i.array ="
+            " (SELECT array FROM images WHERE image = ?1) AND i.image <> ?1 ORDER BY slot", image,
+        ):  # fmt: skip
+            if self._shelf.volume_label(slot) == label:
+                yield slot
+
     def suspect(self, slot: int, label: str, what: str) -> None:
         """Note that a disc did not give what it should."""
         with self._catalogue.transaction():
@@ -106,6 +116,7 @@ class Mender:
         self, wanted: _Member, others: list[_Member], stack: contextlib.ExitStack
     ) -> Iterator[tuple[int, Path]]:
         """Yield (position, readable file) of what is left of an array, the damaged disc too."""
+        labels = {member.label for member in (*others, wanted)}
         for member in (*others, wanted):
             buffered = self._store.image_path(member.label)
             if buffered.exists():
@@ -115,7 +126,11 @@ class Mender:
                 "SELECT slot FROM discs WHERE image = ? AND state <> 'lost'"
                 " ORDER BY state = 'good' DESC", member.image,
             )  # fmt: skip
-            for (slot,) in slots:
+            strays = ((slot,) for slot in self.strays_of(member.image))
+            for (slot,) in (*slots, *strays):
+                other = self._shelf.volume_label(slot)
+                if other in labels - {member.label}:
+                    continue  # another member of the array stands there
                 with contextlib.suppress(TierwiseError, OSError):
                     yield member.position, stack.enter_context(self._shelf.readable(slot))
                     break

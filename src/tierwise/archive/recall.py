@@ -141,6 +141,8 @@ class Recaller:
         for slot in self._mender.slots_of(extent.image):
             yield lambda offset, length, slot=slot: self._shelf.pread(slot, offset, length)  # type: ignore[misc]
             self._mender.suspect(slot, extent.label, f"reading at byte {extent.offset}")
+        for slot in self._mender.strays_of(extent.image):
+            yield lambda offset, length, slot=slot: self._shelf.pread(slot, offset, length)  # type: ignore[misc]
         self._mender.rebuild_image(extent.image)
         yield lambda offset, length: _pread(image_path, offset, length)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tierwise.archive.burn import Burner
 from tierwise.archive.catalogue import Catalogue
 from tierwise.archive.mend import Mender
-from tierwise.archive.shelf import Shelf
+from tierwise.archive.shelf import SWAPPED, Shelf
 from tierwise.core.errors import IntegrityError
 from tierwise.core.progress import SILENT, Progress
 
@@ -58,7 +58,7 @@ def scrub(
         " WHERE discs.state <> 'lost' AND verified_ns < ? ORDER BY verified_ns, slot LIMIT ?",
         limit, -1 if max_discs is None else max_discs,
     )  # fmt: skip
-    failed = []
+    failed: list[tuple[str, int, str]] = []
     with progress.task("scrub", len(rows)) as task:
         for slot, label, size, sha256 in rows:
             fault = shelf.fault(slot, label, size, sha256)
@@ -73,7 +73,23 @@ def scrub(
                 failed.append((label, slot, fault))
             crash_point("scrub: disc checked")
             task.advance()
+    for _, slot, fault in failed:
+        if fault.startswith(SWAPPED):
+            _enter_swapped(catalogue, shelf, slot, fault.removeprefix(SWAPPED))
     return ScrubReport(checked=len(rows), failed=tuple(failed))
+
+
+def _enter_swapped(catalogue: Catalogue, shelf: Shelf, slot: int, label: str) -> None:
+    """Enter a disc that stands in another's slot under the slot where it is."""
+    row = catalogue.one("SELECT image, size, sha256 FROM images WHERE label = ?", label)
+    if row is None or not shelf.holds(slot, row[1], row[2]):
+        return
+    now = catalogue.clock()
+    with catalogue.transaction():
+        catalogue.run(
+            "INSERT OR REPLACE INTO discs VALUES (?, ?, 'good', ?, ?)", slot, row[0], now, now
+        )
+        catalogue.event("fixity check", label, "warning", f"found in slot {slot}, entered there")
 
 
 def repair(

@@ -20,6 +20,7 @@ from tierwise.core.errors import MissingFileError, StateError, StorageFullError
 
 _CHUNK_BYTES = 1 << 20
 _TRAYS, _MAX_LAYERS = 6, 85
+SWAPPED = "swapped: holds "
 
 
 class Shelf:
@@ -136,17 +137,21 @@ class Shelf:
             return f"there is no disc in slot {slot}" if state is DiscState.GONE else "blank"
         scan = next(iter(scan_discs([self.path_of(slot)], opener=self.library.open_disc)))
         if scan.identity is not None and scan.identity.label != label:
-            return f"swapped: holds {scan.identity.label}"
+            return SWAPPED + scan.identity.label
         if scan.fault is not None:
             return f"{scan.fault}: {scan.detail}"
         return "damaged: bytes outside its files are not those that were burned"
 
-    def label_of(self, slot: int) -> str | None:
-        """Return the label of the disc in a slot, or None if it cannot be read."""
-        if self.library.state_of(slot) in (DiscState.GONE, DiscState.BLANK):
+    def volume_label(self, slot: int) -> str | None:
+        """Return what a disc calls itself in its first descriptor, or None if it cannot be read.
+
+        Source: ECMA-119, 8.4.7 (volume identifier at byte 40 of sector 16).
+        """
+        try:
+            text = self.library.pread(slot, 16 * 2048 + 40, 32)
+        except (MissingFileError, OSError):
             return None
-        scan = next(iter(scan_discs([self.path_of(slot)], opener=self.library.open_disc)))
-        return None if scan.identity is None else scan.identity.label
+        return text.decode("ascii", errors="replace").strip()
 
     def destroy(self, slot: int) -> None:
         """Break a disc on purpose, for tests and demonstrations; `faults` has more of the kind."""

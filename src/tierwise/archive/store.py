@@ -123,6 +123,16 @@ class Store:
             self._catalogue.many(f"DELETE FROM {table} WHERE version = ?", rows)
         return [row[0] for row in rows]
 
+    def prune_versions(self, kept: int) -> None:
+        """Forget burned contents older than the last `kept` of a file; discs still have them."""
+        with self._catalogue.transaction():
+            gone = self.forget_versions(
+                "state = 'burned' AND number <= -? + (SELECT MAX(number) FROM versions newer"
+                " WHERE newer.ino = versions.ino)", kept,
+            )  # fmt: skip
+        for version in gone:
+            self.remove(version)
+
     def sync_folder(self, version: int) -> None:
         """Make the directory entry of a version's file durable."""
         descriptor = os.open(self.path(version).parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -197,6 +197,7 @@ class Archive:
             may_recall=lambda caller: self.may_recall(caller),  # noqa: PLW0108 - may change
             room=self._room,
             usage=self._usage,
+            crash_point=self.crash_point,
         )
         self._fs.free_unnamed()
         self.store.drop_recalled()
@@ -299,7 +300,9 @@ class Archive:
     def burn(self, *, partial: bool = False, progress: Progress = SILENT) -> BurnReport:
         """Give finished arrays their parity and burn them; see `Burner.burn`."""
         with self._maintenance():
-            return self._burner().burn(partial=partial, progress=progress)
+            report = self._burner().burn(partial=partial, progress=progress)
+            self.store.prune_versions(self.config.versions_kept)
+            return report
 
     def _burner(self) -> Burner:
         return Burner(self.catalogue, self.store, self.config, self.shelf, self.crash_point)
@@ -498,6 +501,7 @@ def _rebuild(
         catalogue.run("UPDATE meta SET value = ? WHERE key = 'archive_id'", found.archive_id)
         Namespace(catalogue).make_root(mode=0o755, uid=os.getuid(), gid=os.getgid())
         report = Refill(catalogue, store, found).run()
+        store.prune_versions(config.versions_kept)
         recovery.mark_clean(catalogue)
         catalogue.run("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
