@@ -12,7 +12,8 @@ import pytest
 from tierwise.tco.compare import compare
 from tierwise.tco.explain import explain_precursor
 from tierwise.tco.precursor import MEDIA
-from tierwise.tco.scenario import load_scenario
+from tierwise.tco.scenario import load_preset, load_scenario
+from tierwise.tco.solve import break_even
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,3 +57,18 @@ def test_the_documented_table_is_current() -> None:
         totals = [f"{line.total_usd[name] / 1e6:,.1f}" for name in MEDIA]
         shares = [f"{100 * (line.migration_share[name] or 0):.1f} %" for name in MEDIA]
         assert row[1:] == totals + shares, line.change
+
+
+def test_the_documented_claims_are_current() -> None:
+    text = (ROOT / "docs/tco.md").read_text(encoding="utf-8")
+    scenario = load_preset("modern-2026")
+    found = break_even(scenario, "migration.price", "tape", "optical", low=1, high=600)
+    (price,) = found.crossings
+    assert f"about\n{price:.0f} dollars" in text or f"about {price:.0f} dollars" in text
+    result = compare(scenario, samples=500, seed=0)
+    shares = {item.name: item.migration_share for item in result.strategies}
+    assert max((share["A"] or 0) for share in shares.values()) < 0.17
+    above = {name for name, share in shares.items() if (share["C"] or 0) > 0.96}
+    assert above == {"ssd", "tape"}
+    assert result.spread is not None
+    assert round(result.spread.p_cheapest["tape"], 1) >= 0.9

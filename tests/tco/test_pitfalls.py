@@ -325,6 +325,31 @@ def test_17_readers_gone_mean_the_data_must_move(make: Make, cost: Cost) -> None
     assert {row.medium for row in moved} == {"optical", "tape"}
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (a, b)
+        for a in ("hdd", "optical", "cloud", "tape")
+        for b in ("ssd", "tape", "cloud")
+        if a != b
+    ],
+)
+def test_17_a_hand_over_pays_for_both_sides(make: Make, cost: Cost, old: str, new: str) -> None:
+    plan = Strategy(name="plan", tiers=(Tier(medium=old, until_year=4),
+                                        Tier(medium=new, from_year=4)))  # fmt: skip
+    facts = {"optical.rate": 1000.0} if old == "optical" else {}
+    scenario = make(old, size="1 PB", years=6, media=(), strategies=(plan,), facts=facts)
+    item = cost(scenario)
+    project = [r for r in item.ledger.rows if r.category is Category.PROJECT]
+    assert [(r.medium, r.year, r.cause) for r in project] == [(new, 4, Cause.MIGRATION)]
+    assert project[0].amount_usd == pytest.approx(1000 * 2.0)
+    left = [r for r in item.ledger.rows if r.medium == old and r.year > 4]
+    assert left == []
+    moving = {r.medium for r in item.ledger.rows if r.cause is Cause.MIGRATION and r.year == 4}
+    assert moving == {old, new}
+    assert item.warnings == ()
+
+
 def test_18_egress_bands_change_exactly_at_their_bounds() -> None:
     rates = [np.array([r]) for r in (90.0, 85.0, 70.0, 50.0)]
     volumes = np.array([0.0, 10.0, 11.0, 50.0, 150.0, 151.0])

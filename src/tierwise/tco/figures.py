@@ -147,6 +147,7 @@ def tornado_bars(
         range(len(shown)), [f"{bar.key}  {bar.low:g} - {bar.high:g}" for bar in shown], fontsize=8
     )
     axes.invert_yaxis()
+    axes.use_sticky_edges = False
     axes.set_xlabel(unit)
     if ratio:
         axes.set_xscale("log")
@@ -198,7 +199,7 @@ def winner_map(result: WinnerMap, *, name: str = "winner-map") -> Figure:
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
     axes.pcolormesh(
         result.x_values, result.y_values, result.winner_YX, cmap=ListedColormap(colours), vmin=-0.5,
-        vmax=len(names) - 0.5, shading="nearest", rasterized=False,
+        vmax=len(names) - 0.5, shading="nearest", edgecolors="face", linewidth=0.3,
     )  # fmt: skip
     axes.set_xlabel(result.x_key)
     axes.set_ylabel(result.y_key)

@@ -200,6 +200,9 @@ def _run_cloud(context: _Context) -> None:
     run.add(Category.CLOUD_STORAGE, Cause.RUN, bill.storage)
     start = Cause.INITIAL if context.tier.from_year == 0 else Cause.MIGRATION
     run.add(Category.CLOUD_REQUESTS, start, bill.requests * context.first_T1)
+    if start is Cause.MIGRATION:
+        taken_over_TS = context.added_TS * context.first_T1
+        run.add(Category.PROJECT, start, taken_over_TS * context.point["migration.price"])
     run.add(Category.CLOUD_REQUESTS, Cause.GROWTH, bill.requests * ~context.first_T1)
     run.add(Category.CLOUD_RETRIEVAL, Cause.ACCESS, bill.retrieval)
     run.add(Category.CLOUD_EGRESS, Cause.ACCESS, bill.egress)
@@ -350,10 +353,8 @@ def _book_hardware(context: _Context, media: Cohorts) -> None:
     run, point = context.run, context.point
     slots = _component(context, media.installed, Category.SLOTS, "slot")
     readers = _component(context, _readers_wanted(context, media), Category.READERS, "reader")
-    drives_TS = np.maximum(np.minimum(media.retired, media.bought), 1.0)
-    separate = context.fact("units_per_reader") > 0
     run.count("readers", readers.installed)
-    run.count("drives_at_hand", np.where(separate, readers.installed, drives_TS))
+    run.count("drives_at_hand", _drives_at_hand(context, media, readers))
     overlap = point["migration.overlap"]
     there_TS = media.installed + overlap * media.retired
     parts = point["site.rack_parts"]
@@ -374,6 +375,19 @@ def _book_hardware(context: _Context, media: Cohorts) -> None:
         _book_building(context, racks_TS, watts_TS)
     hardware_TS = slots.installed_weight + readers.installed_weight
     run.add(Category.SERVICE, Cause.RUN, hardware_TS * context.fact("service"))
+
+
+def _drives_at_hand(context: _Context, media: Cohorts, readers: Cohorts) -> Array:
+    """Return drives that can take part in a year's moves: last year's readers are still there.
+
+    A medium that carries its own reader is read on old units and written on new ones, pairwise;
+    where only one side is this tier's (a hand-over), on that side.
+    """
+    pairs_TS = np.minimum(media.retired, media.bought)
+    one_side_TS = np.maximum(media.retired, media.bought)
+    own_TS = np.where(pairs_TS > 0, pairs_TS, one_side_TS)
+    readers_TS = np.maximum(readers.installed, _shifted(readers.installed))
+    return np.where(context.fact("units_per_reader") > 0, readers_TS, own_TS) + context.zeros
 
 
 def _component(context: _Context, need_TS: Array, category: Category, name: str) -> Cohorts:

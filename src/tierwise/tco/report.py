@@ -17,7 +17,7 @@ from tierwise.core.records import write_whole
 from tierwise.core.report import Block, Report, Section, Table, Text, csv_of, write_report
 from tierwise.core.units import format_size, format_usd
 from tierwise.tco.compare import Comparison, StrategyCost
-from tierwise.tco.figures import category_bars, cost_curves, tornado_bars
+from tierwise.tco.figures import category_bars, cost_curves, tornado_bars, winner_map
 from tierwise.tco.ledger import (
     DEFINITION_TEXT,
     DEFINITIONS,
@@ -27,8 +27,10 @@ from tierwise.tco.ledger import (
     ledger_rows,
     row_span,
 )
-from tierwise.tco.solve import find_strategy
+from tierwise.tco.solve import WinnerMap, find_strategy, map_winners, spaced
 from tierwise.tco.spread import tornado
+
+MAP_POINTS = 21
 
 
 def percent(share: float | None) -> str:
@@ -164,7 +166,7 @@ def year_table(item: StrategyCost, start_year: int) -> Table:
         "strategy, year and category for the rows of a cell",
         header=("year", "total", *names),
         rows=tuple(
-            (str(row[0]), *(usd(float(str(cell))) for cell in row[1:]))
+            (str(row[0]), *(usd(float(str(cell))) if cell else "-" for cell in row[1:]))
             for row in year_rows(item, start_year)
         ),
     )
@@ -258,12 +260,15 @@ def _details(comparison: Comparison, title: str, stem: str) -> list[Section]:
         first, second = (find_strategy(scenario, item.name) for item in ranking[:2])
         bars = tornado(scenario, comparison.inputs, first, against=second)
         heading = f"{first.name} over {second.name}"
-        figure = tornado_bars(bars, title=heading, ratio=True, name=f"{stem}tornado")
-        sections.append(Section(title=f"{title}what decides", blocks=(figure,)))
+        blocks: list[Block] = [
+            tornado_bars(bars, title=heading, ratio=True, name=f"{stem}tornado"),
+            winner_map(_default_map(comparison), name=f"{stem}winner-map"),
+        ]
+        sections.append(Section(title=f"{title}what decides", blocks=tuple(blocks)))
     start_year = comparison.scenario.start_year
     for item in comparison.strategies:
-        blocks = (category_table(item), year_table(item, start_year))
-        sections.append(Section(title=f"{title}{item.name} by year", blocks=blocks))
+        tables = (category_table(item), year_table(item, start_year))
+        sections.append(Section(title=f"{title}{item.name} by year", blocks=tables))
     table = Table(
         caption="Every input, its range and its source",
         header=ASSUMPTION_HEADER,
@@ -271,6 +276,17 @@ def _details(comparison: Comparison, title: str, stem: str) -> list[Section]:
     )
     sections.append(Section(title=f"{title}assumptions", blocks=(table,)))
     return sections
+
+
+def _default_map(comparison: Comparison) -> WinnerMap:
+    """Return the winner over the price of moving a TB and the discount rate."""
+    return map_winners(
+        comparison.scenario,
+        "migration.price",
+        spaced(0.0, 100.0, MAP_POINTS, log=False),
+        "finance.discount",
+        spaced(0.0, 0.1, MAP_POINTS, log=False),
+    )
 
 
 def report_of(comparison: Comparison) -> Report:
