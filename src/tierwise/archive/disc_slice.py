@@ -13,6 +13,7 @@ import base64
 import binascii
 import json
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,6 +25,8 @@ from tierwise.core.errors import DataError, UsageError
 
 FORMAT_VERSION = 1
 APPLICATION = "TIERWISE"  # in the ISO 9660 descriptor: what makes a damaged disc ours
+CHECKSUM_PREFIX = "TIERWISE CRC32 "  # there too, before eight hex digits (ImageChecksum)
+CHECKSUM_OFFSET = 16 * 2048 + 883 + len(CHECKSUM_PREFIX)
 CATALOGUE_NAME = "CATALOGUE.jsonl"
 MANIFEST_NAME = "MANIFEST.sha256"
 ARRAY_NAME = "ARRAY.json"
@@ -301,6 +304,28 @@ def _decode_entry(row: Mapping[str, Any]) -> tuple[SealEntry, tuple[str, ...]]:
         extra=row.get("extra", {}),
     )
     return entry, tuple(row["disc_paths"])
+
+
+class ImageChecksum:
+    """CRC-32 of a whole image, its own eight digits in sector 16 read as zeros; fed in order."""
+
+    def __init__(self) -> None:
+        self._value, self._position = 0, 0
+
+    def update(self, block: bytes) -> None:
+        """Take the next bytes of the image."""
+        start = CHECKSUM_OFFSET - self._position
+        self._position += len(block)
+        if -8 < start < len(block):
+            digits = slice(max(start, 0), min(start + 8, len(block)))
+            patched = bytearray(block)
+            patched[digits] = b"0" * (digits.stop - digits.start)
+            block = bytes(patched)
+        self._value = zlib.crc32(block, self._value)
+
+    def digits(self) -> str:
+        """Return the eight hex digits."""
+        return f"{self._value:08x}"
 
 
 def encode_manifest(digests: Mapping[str, str]) -> bytes:

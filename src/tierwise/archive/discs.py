@@ -25,8 +25,10 @@ from tierwise.archive.disc_slice import (
     APPLICATION,
     ARRAY_NAME,
     CATALOGUE_NAME,
+    CHECKSUM_PREFIX,
     MANIFEST_NAME,
     ArrayPosition,
+    ImageChecksum,
     ImageIdentity,
     NodeKind,
     SealEntry,
@@ -235,12 +237,13 @@ class _Judge:
             return self._result(DiscFault.BLANK, "nothing was ever burned on it", "")
         self._read_trees()
         manifest = self._read_manifest()
-        sha256 = self._hash_all()
+        sha256, checksum = self._hash_all()
         damaged = self._compare(manifest, expected)
         self._read_slice(manifest)
         if not self._is_ours():
             return self._result(DiscFault.FOREIGN, "not an image of an archive", sha256)
         self._note_cut()
+        self._note_checksum(checksum)
         if self._reader.bad:
             self._fault(DiscFault.UNREADABLE, f"{len(self._reader.bad)} sectors cannot be read")
         fault, detail = min(
@@ -301,21 +304,21 @@ class _Judge:
                 self._places[path] = self._other[path]
         return manifest
 
-    def _hash_all(self) -> str:
-        """Return the whole image's SHA-256, taking every file's on the way."""
-        whole = hashlib.sha256()
+    def _hash_all(self) -> tuple[str, str]:
+        """Return the whole image's SHA-256 and CRC-32, taking every file's hash on the way."""
+        whole, checksum = hashlib.sha256(), ImageChecksum()
         position, seen = 0, dict[tuple[int, int], str]()
         for place in sorted(set(self._places.values())):
             offset, length = place
             if offset >= position and offset + length <= self._size:
-                self._feed(position, offset - position, whole)
-                seen[place] = self._feed(offset, length, whole, hashlib.sha256())
+                self._feed(position, offset - position, checksum, whole)
+                seen[place] = self._feed(offset, length, checksum, whole, hashlib.sha256())
                 position = offset + length
             else:
                 seen[place] = self._feed(offset, length, hashlib.sha256())
-        self._feed(position, self._size - position, whole)
+        self._feed(position, self._size - position, checksum, whole)
         self._digests = {path: seen[place] for path, place in self._places.items()}
-        return whole.hexdigest()
+        return whole.hexdigest(), checksum.digits()
 
     def _feed(self, offset: int, length: int, *digests: Any) -> str:
         end = min(offset + length, self._size)
@@ -366,6 +369,11 @@ class _Judge:
         signed = self._volume is not None and self._volume.application == APPLICATION
         return signed or bool((self._places.keys() | self._other.keys()) & _NOTES)
 
+    def _note_checksum(self, checksum: str) -> None:
+        """Tell damage that no file's hash covers: descriptors, directories, unused sectors."""
+        if self._volume is None or self._volume.application_use != CHECKSUM_PREFIX + checksum:
+            self._fault(DiscFault.DAMAGED, "bytes outside its files have changed")
+
     def _note_cut(self) -> None:
         """Tell a short image from a burn that stopped: the last sector is UDF's second anchor."""
         if self._volume is None:
@@ -389,6 +397,7 @@ _GRAVITY = (
     DiscFault.MANIFEST_DAMAGED,
     DiscFault.SLICE_DAMAGED,
     DiscFault.FILE_DAMAGED,
+    DiscFault.DAMAGED,
 )
 
 
@@ -445,7 +454,7 @@ def _settle(
     if expected is not None and expected != image_id:
         fault, detail = DiscFault.SWAPPED, f"holds {scan.identity.label}, another was expected"
     elif image_id in wanted and wanted[image_id] != scan.sha256:
-        fault, detail = DiscFault.DAMAGED, "bytes outside its files are not those of its array map"
+        fault, detail = DiscFault.DAMAGED, "it is not the image that its array's map lists"
     elif image_id in seen:
         same = seen[image_id] == scan.sha256
         fault = DiscFault.DUPLICATE if same else DiscFault.CONFLICT

@@ -52,6 +52,7 @@ class Volume:
     label: str
     volume_set: str
     application: str
+    application_use: str
     size_bytes: int
     root_extent: int
     root_bytes: int
@@ -77,6 +78,7 @@ def read_volume(pread: Pread) -> Volume:
         label=_ascii(block[40:72]),
         volume_set=_ascii(block[190:318]),
         application=_ascii(block[574:702]),
+        application_use=_ascii(block[883:1395]),
         size_bytes=sectors * SECTOR_BYTES,
         root_extent=root_extent,
         root_bytes=root_bytes,

@@ -23,7 +23,12 @@ from pathlib import Path
 from time import gmtime, strftime, strptime
 from typing import Any, BinaryIO
 
-from tierwise.archive.disc_slice import APPLICATION
+from tierwise.archive.disc_slice import (
+    APPLICATION,
+    CHECKSUM_OFFSET,
+    CHECKSUM_PREFIX,
+    ImageChecksum,
+)
 from tierwise.core.errors import IntegrityError
 
 SECTOR_BYTES = 2048
@@ -141,6 +146,7 @@ def write_iso(
         image.new(
             interchange_level=3, rock_ridge="1.09", udf="2.60", vol_ident=label,
             vol_set_ident=volume_set, sys_ident="LINUX", app_ident_str=APPLICATION,
+            app_use=f"{CHECKSUM_PREFIX}00000000",
         )  # fmt: skip
         try:
             _Builder(image, clock).add_all(nodes)
@@ -158,7 +164,18 @@ def write_iso(
             image.write_fp(stream, blocksize=_COPY_BYTES, progress_cb=progress)
         finally:
             image.close()
+    _write_checksum(stream)
     return int(size)
+
+
+def _write_checksum(stream: BinaryIO) -> None:
+    """Put the image's CRC-32 into its volume descriptor, so that any damage shows by itself."""
+    checksum = ImageChecksum()
+    stream.seek(0)
+    while block := stream.read(_COPY_BYTES):
+        checksum.update(block)
+    stream.seek(CHECKSUM_OFFSET)
+    stream.write(checksum.digits().encode("ascii"))
 
 
 def _clamp(seconds: int) -> int:
