@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import shutil
 import socket
@@ -220,6 +221,18 @@ def test_size_and_times_are_right_while_a_file_is_written(folder: Path) -> None:
     with path.open("r+b", buffering=0) as stream:
         stream.write(b"y")
     assert path.stat().st_mtime_ns >= before
+
+
+def test_a_write_through_a_memory_map_shows_in_mtime(folder: Path) -> None:
+    path = folder / "mapped"
+    path.write_bytes(bytes(10_000))
+    os.utime(path, ns=(1, 1))
+    assert path.stat().st_mtime_ns == 1
+    with path.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as view:
+        view[5000] = 1
+        view.flush()
+    assert path.stat().st_mtime_ns > 1
+    assert path.read_bytes()[5000] == 1
 
 
 def test_utime_to_the_nanosecond_also_before_1970(folder: Path) -> None:

@@ -35,6 +35,7 @@ from tierwise.archive.operations import (
     Operations,
     SetAttributes,
 )
+from tierwise.core.errors import AccessError
 
 
 class Scripted(Mirror):
@@ -152,6 +153,58 @@ def test_an_answer_of_the_wrong_kind_is_a_fault(bench: Bench) -> None:
     bench.fs.on_read = lambda: 17  # type: ignore[assignment, return-value]
     assert errno_of(bench.file.read_bytes) == errno.EIO
     assert len(bench.faults) == 1
+
+
+def test_a_reply_that_is_no_bytes_is_a_fault(bench: Bench) -> None:
+    (bench.path / "link").symlink_to("target")
+    bench.fs.readlink = lambda inode: "a string"  # type: ignore[method-assign, assignment, return-value]
+    assert errno_of((bench.path / "link").readlink) == errno.EIO
+    assert [type(fault.error) for fault in bench.faults] == [TypeError]
+    assert bench.file.read_bytes() == b"content"
+
+
+def test_a_fault_handler_may_fail_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(tmp_path)
+    with mounted(bench.fs, bench.path, on_fault=lambda fault: raise_(RuntimeError("worse"))):
+        bench.fs.on_read = lambda: raise_(ValueError("a defect"))
+        assert errno_of(bench.file.read_bytes) == errno.EIO
+        bench.fs.on_read = lambda: None
+        assert bench.file.read_bytes() == b"content"
+    assert "on_fault failed for READ" in caplog.text
+
+
+def test_faults_are_logged_unless_told_otherwise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path)
+    bench.fs.on_read = lambda: raise_(ValueError("a defect"))
+    with mounted(bench.fs, bench.path):
+        assert errno_of(bench.file.read_bytes) == errno.EIO
+    assert "READ of inode" in caplog.text
+    assert "ValueError" in caplog.text
+
+
+class Shy(Mirror):
+    """A mirror that will not be mounted."""
+
+    def mounted(self, notifier: Notifier) -> None:
+        raise RuntimeError("not today")
+
+
+def test_a_file_system_may_refuse_to_be_mounted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    faults: list[Fault] = []
+    with (
+        pytest.raises(AccessError, match="not today"),
+        mounted(Shy(bench.source), bench.path, on_fault=faults.append),
+    ):
+        pass
+    assert len(faults) == 1
+    assert not [line for line in mounts() if str(bench.path) in line]
+
+
+def mounts() -> list[str]:
+    return Path("/proc/mounts").read_text().splitlines()
 
 
 def test_an_answer_longer_than_asked_is_cut(bench: Bench) -> None:
@@ -352,6 +405,11 @@ class Moving(Mirror):
         super().__init__(source)
         self._source = source
         self.num_opened = 0
+        self.num_released = 0
+
+    def release(self, inode: int, handle: int) -> None:
+        self.num_released += 1
+        super().release(inode, handle)
 
     def open(self, inode: int, flags: int, caller: Caller) -> Opened:
         self.num_opened += 1
@@ -364,12 +422,14 @@ class Moving(Mirror):
 def test_a_backing_file_that_moves_while_open_is_refused(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     faults: list[Fault] = []
-    with mounted(Moving(bench.source), bench.path, on_fault=faults.append):
+    moving = Moving(bench.source)
+    with mounted(moving, bench.path, on_fault=faults.append):
         first = os.open(bench.file, os.O_RDONLY)
         assert errno_of(lambda: os.close(os.open(bench.file, os.O_RDONLY))) == errno.EIO
         assert os.pread(first, 100, 0) == b"opened 1"
         os.close(first)
         wait_for(lambda: bench.file.read_bytes().startswith(b"opened"))
+    assert moving.num_released == moving.num_opened
 
 
 def test_a_file_changes_its_way_only_between_openings(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def mounted(
         operations: The file system.
         mountpoint: An existing directory; the mount of a dead server there is cleared first.
         options: How to mount it; by default as `MountOptions` says.
-        on_fault: Told of every defect met while answering; must not raise.
+        on_fault: Told of every defect met while answering.
 
     Yields:
         The absolute path of the mount point.
@@ -92,7 +92,7 @@ def serve(
         operations: The file system.
         mountpoint: An existing directory; the mount of a dead server there is cleared first.
         options: How to mount it; by default as `MountOptions` says.
-        on_fault: Told of every defect met while answering; must not raise.
+        on_fault: Told of every defect met while answering.
         on_ready: Called once the mount answers (from another thread), to print or to notify
             systemd.
 

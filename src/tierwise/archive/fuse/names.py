@@ -212,6 +212,10 @@ def _made_and_opened(
     inherited: tuple[acl.Acl, acl.Acl] | None,
 ) -> bytes:
     attributes, opened = made
-    _set_inherited(session, request, attributes, inherited)
+    try:
+        _set_inherited(session, request, attributes, inherited)
+    except OSError:
+        session.operations.release(attributes.inode, opened.handle)
+        raise
     reply = session.opened(attributes.inode, opened, flags)
     return session.entry(attributes) + reply

@@ -86,7 +86,7 @@ class Server:
         device: Descriptor of the connection; closed at the end.
         options: How it is mounted.
         privileged: Whether backing files may be registered.
-        on_fault: Told of every fault; must not raise.
+        on_fault: Told of every fault.
         clock_ns: Returns now, nanoseconds since 1970.
     """
 
@@ -153,9 +153,10 @@ class Server:
             code = errno.ENOTTY if request.opcode == Opcode.IOCTL else errno.ENOSYS
             self._reply(request, code)
             return
+        reply: bytes | int | None
         try:
             with self._turn:
-                reply: bytes | int | None = handler(self.session, operations, request)
+                reply = _checked(handler(self.session, operations, request))
         except Later as later:
             if request.opcode in _SILENT:
                 self._fault(request, later)
@@ -209,10 +210,19 @@ class Server:
         else:
             self.session.capabilities = agreement.capabilities
             self.session.files.passthrough = Init.PASSTHROUGH in agreement.capabilities
+            self._greet(request, agreement.reply)
+        self.ready.set()
+
+    def _greet(self, request: Request, reply: bytes) -> None:
+        try:
             with self._turn:
                 self.session.operations.mounted(self._notifier)
-            self._reply(request, agreement.reply)
-        self.ready.set()
+        except Exception as error:
+            self._fault(request, error)
+            self.refusal = f"the file system refuses to be mounted: {error}"
+            self._reply(request, errno.EIO)
+        else:
+            self._reply(request, reply)
 
     def _reply(self, request: Request, reply: bytes | int) -> None:
         """Send a body, or an errno; a reply the kernel will not have becomes EIO."""
@@ -268,7 +278,16 @@ class Server:
 
     def _report(self, what: str, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error))
-        self._on_fault(Fault(request=what, error=error, traceback=text))
+        try:
+            self._on_fault(Fault(request=what, error=error, traceback=text))
+        except Exception:
+            _log.exception("on_fault failed for %s: %r", what, error)
+
+
+def _checked(reply: object) -> bytes | None:
+    if reply is None or isinstance(reply, bytes):
+        return reply
+    raise TypeError(f"an operation answered with {type(reply).__name__}, not bytes")
 
 
 def _answer_of(later: Later, interrupted: threading.Event) -> object:

@@ -148,10 +148,18 @@ class Session:
     def opened(self, inode: int, opened: Opened, flags: int) -> bytes:
         """Note an opening and return the reply for it.
 
-        A file with set-ID bits is served, so that whoever writes to it takes them away.
+        A file with set-ID bits is served, so that whoever writes to it takes them away. Where
+        writes may come that nobody tells of, attributes kept from before are dropped.
         """
         may_pass = inode not in self._set_id
-        open_flags, backing_id = self.files.add(inode, opened, flags, may_pass=may_pass)
+        was_written = self.files.is_written(inode)
+        try:
+            open_flags, backing_id = self.files.add(inode, opened, flags, may_pass=may_pass)
+        except OSError:
+            self.operations.release(inode, opened.handle)
+            raise
+        if self.files.is_written(inode) and not was_written and inode in self._references:
+            self.attributes_changed(inode)
         return wire.OPEN_OUT.pack(opened.handle, open_flags, backing_id)
 
     def is_referenced(self, inode: int) -> bool:
