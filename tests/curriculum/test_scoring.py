@@ -123,6 +123,25 @@ def test_pism_on_an_oracle_with_a_known_threshold(
     assert row.pism_stratum_table is (Stratum.MEDIUM if star == 0.7 else stratum)
     assert row.grey_rate == (0.0 if share < 0 else 1.0)
     assert row.blind_rate == 0.0
+    assert row.lambda_monotone == star  # these curves fall already
+    # a grey picture is not black, so the oracle "guesses" it: nothing is above guessing
+    assert row.lambda_corrected == (0.0 if share < 0 else star)
+
+
+def test_tau_corrected_for_guessing_sees_a_failure_that_guesses_hide(
+    plain_sample: Sample, tmp_path: Path
+) -> None:
+    class Guessing(Oracle):
+        def text(self, request: Request) -> str:
+            return "1" if request.seed % 4 == 0 else super().text(request)
+
+    samples = [replace(plain_sample, id=f"g{number}") for number in range(10)]
+    config = ScoreConfig(cmab=False, num_attempts=40)
+    found = score(samples, Guessing(), config=config, folder=tmp_path, seed=0)
+    assert all(row.lambda_star is None for row in found.rows)  # a quarter is guessed
+    corrected = [row.lambda_corrected for row in found.rows if row.lambda_corrected is not None]
+    assert len(corrected) >= 5  # at 0.9 a tenth of the masks show the pixel: 0.1 above guessing
+    assert min(corrected) >= 0.5
 
 
 def rows_of(folder: Path) -> list[Attempt]:

@@ -210,6 +210,20 @@ class AttemptLog:
         query = f"SELECT 1 FROM attempt WHERE {where}"
         return [key for key in keys if self._db.execute(query, _key_row(key)).fetchone() is None]
 
+    def verdict(self, key: AttemptKey) -> Verdict:
+        """Return how one attempt ended.
+
+        Raises:
+            KeyError: It was never made.
+        """
+        where = " AND ".join(f"{name} = ?" for name in _KEY_COLUMNS)
+        row = self._db.execute(
+            f"SELECT verdict FROM attempt WHERE {where}", _key_row(key)
+        ).fetchone()
+        if row is None:
+            raise KeyError(key)
+        return Verdict(row[0])
+
     def missing_balances(self, keys: Sequence[AttemptKey]) -> list[AttemptKey]:
         """Return the keys of greedy attempts whose attention balance has no row yet."""
         query = (

@@ -38,6 +38,9 @@ class Score:
         pism_stratum: By the chosen boundary.
         pism_stratum_text: By the paper's text.
         pism_stratum_table: By the paper's Table A.
+        lambda_monotone: The failure threshold of a monotone fit; None when it never fails.
+        lambda_corrected: The same with tau corrected for guessing, by the grey pass rate.
+        pism_stratum_corrected: The stratum that lambda_corrected gives.
         stratum_confidence: Probability that a repetition gives the same stratum.
         curve_rates: P_c at each masked share, None where none was judged.
         curve_permilles: The masked shares, in 1/1000.
@@ -68,6 +71,9 @@ class Score:
     pism_stratum: Stratum
     pism_stratum_text: Stratum
     pism_stratum_table: Stratum
+    lambda_monotone: float | None
+    lambda_corrected: float | None
+    pism_stratum_corrected: Stratum
     stratum_confidence: float
     curve_rates: tuple[float | None, ...]
     curve_permilles: tuple[int, ...]

@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
+from typing import Literal
 
 from tierwise.core.errors import ConfigError, DataError, UsageError
 from tierwise.core.progress import SILENT, Progress
 from tierwise.curriculum import balance, pism
+from tierwise.curriculum.adaptive import Adaptive, ask_adaptively, difficulty_from_few
 from tierwise.curriculum.attempts import LOG_NAME, Attempt, AttemptKey, AttemptLog, Probe
 from tierwise.curriculum.balance import Variant
+from tierwise.curriculum.fit import corrected_tau, monotone_threshold
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.passrate import Tally, wilson_interval
 from tierwise.curriculum.pism import Boundary, Stratum
@@ -36,6 +39,8 @@ class ScoreConfig:
         permilles: Masked shares in 1/1000; the first must be 0.
         tau: Pass rate below which the model has failed.
         boundary: Whether lambda* = 0.7 is easy ("text") or medium ("table").
+        mode: The whole "grid", or "adaptive": fewer answers, the same strata; not the paper's.
+        adaptive: When the adaptive mode stops.
         blind: Ask without the picture and with a grey one too, K times each.
         cmab: Measure the attention balance of the greedy answer; local models only.
         cmab_variant: Which variant decides the CMAB stratum.
@@ -47,6 +52,8 @@ class ScoreConfig:
     permilles: tuple[int, ...] = pism.PAPER_PERMILLES
     tau: float = pism.PAPER_TAU
     boundary: Boundary = Boundary.TEXT
+    mode: Literal["grid", "adaptive"] = "grid"
+    adaptive: Adaptive = field(default_factory=Adaptive)
     blind: bool = True
     cmab: bool = True
     cmab_variant: Variant = Variant.SUM
@@ -66,6 +73,10 @@ class ScoreConfig:
             raise ConfigError("num_attempts must be 1 or more and tau between 0 and 1")
         if self.sampling.batch_size < 1 or self.sampling.max_new_tokens < 1:
             raise ConfigError("batch_size and max_new_tokens must be 1 or more")
+        if self.adaptive.step < 1 or self.adaptive.budget < 1:
+            raise ConfigError("adaptive.step and adaptive.budget must be 1 or more")
+        if not 0.25 < self.adaptive.confidence < 1:
+            raise ConfigError("adaptive.confidence must be between 0.25 and 1")
         if not 0 <= self.sampling.temperature < float("inf"):
             raise ConfigError("temperature must be 0 or more")
 
@@ -133,9 +144,19 @@ def _ask_all(desk: Desk, items: Sequence[Sample], config: ScoreConfig) -> set[At
     greedy = [desk.key(sample.id, Probe.GREEDY) for sample in items]
     desk.run(greedy, name="greedy answers", balance=config.cmab)
     planned += greedy
+    if config.mode == "adaptive":
+        planned += ask_adaptively(
+            desk,
+            [sample for sample in items if sample.images],
+            permilles=config.permilles,
+            tau=config.tau,
+            boundary=config.boundary,
+            rule=config.adaptive,
+        )
     grid = [
         desk.key(sample.id, Probe.MASKED, permille=permille, k=k)
         for sample in items
+        if config.mode == "grid" or not sample.images
         for permille in (config.permilles if sample.images else (0,))
         for k in range(config.num_attempts)
     ]
@@ -205,6 +226,9 @@ def _score(
     }
     blind = [of_probe[Probe.GREY], of_probe[Probe.BLIND]]
     found = _difficulty(sample, curve, config)
+    monotone = monotone_threshold(curve, tau=config.tau)
+    floor = of_probe[Probe.GREY]
+    corrected = monotone_threshold(curve, tau=corrected_tau(config.tau, floor))
     errors = sorted(one.error for one in attempts if one.error)
     greedy = of_probe[Probe.GREEDY]
     variant = ratios.get(config.cmab_variant.value)
@@ -226,6 +250,9 @@ def _score(
         pism_stratum=found.stratum,
         pism_stratum_text=_relabel(found, Boundary.TEXT),
         pism_stratum_table=_relabel(found, Boundary.TABLE),
+        lambda_monotone=None if monotone is None else monotone / 1000,
+        lambda_corrected=None if corrected is None else corrected / 1000,
+        pism_stratum_corrected=_corrected_stratum(found, corrected, config),
         stratum_confidence=found.confidence,
         curve_rates=tuple(one.rate for one in curve.values()),
         curve_permilles=tuple(curve),
@@ -247,6 +274,8 @@ def _score(
 def _difficulty(sample: Sample, curve: Mapping[int, Tally], config: ScoreConfig) -> pism.Difficulty:
     if not sample.images:  # nothing to mask: PISM says nothing, which is not "easy"
         return pism.difficulty({}, tau=config.tau, boundary=config.boundary)
+    if config.mode == "adaptive":
+        return difficulty_from_few(curve, tau=config.tau, boundary=config.boundary)
     return pism.difficulty(curve, tau=config.tau, boundary=config.boundary)
 
 
@@ -254,6 +283,14 @@ def _relabel(found: pism.Difficulty, boundary: Boundary) -> Stratum:
     if found.stratum is Stratum.ERROR:
         return Stratum.ERROR
     return pism.stratum_of(found.star_permille, boundary=boundary)
+
+
+def _corrected_stratum(
+    found: pism.Difficulty, corrected: int | None, config: ScoreConfig
+) -> Stratum:
+    if found.stratum is Stratum.ERROR:
+        return Stratum.ERROR
+    return pism.stratum_of(corrected, boundary=config.boundary)
 
 
 def _with_quantiles(rows: Sequence[Score], config: ScoreConfig) -> tuple[Score, ...]:

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from tierwise.curriculum.adaptive import (
+    Adaptive,
+    chance_failing,
+    deciding,
+    difficulty_from_few,
+    most_in_doubt,
+    strata_chances,
+)
+from tierwise.curriculum.attempts import LOG_NAME, AttemptLog
+from tierwise.curriculum.fit import corrected_tau, monotone_rates, monotone_threshold
+from tierwise.curriculum.models import key_seed
+from tierwise.curriculum.passrate import Tally
+from tierwise.curriculum.pism import Boundary, Stratum
+from tierwise.curriculum.probes import Reply, Request
+from tierwise.curriculum.samples import Sample
+from tierwise.curriculum.scoring import ScoreConfig, score
+
+ADAPTIVE = ScoreConfig(mode="adaptive", cmab=False, blind=False)
+
+
+class Noisy:
+    """Right with a known probability that falls with the share of black pixels."""
+
+    def __init__(self, rates: dict[str, tuple[float, ...]]) -> None:
+        self.rates = rates
+        self.num_asked = 0
+
+    def model_hash(self) -> str:
+        return "noisy"
+
+    def prompt_hash(self) -> str:
+        return "plain"
+
+    def answer(
+        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+    ) -> list[Reply]:
+        self.num_asked += len(requests)
+        return [Reply(text=self.text(one, temperature), num_tokens=1) for one in requests]
+
+    def text(self, request: Request, temperature: float) -> str:
+        assert request.images is not None
+        black = (np.asarray(request.images[0]).max(axis=2) == 0).mean()
+        rate = self.rates[request.sample.id][round(10 * black)]
+        uniform = np.random.default_rng(key_seed("noise", request.seed)).random()
+        return "1" if uniform < rate else "0"
+
+
+CURVES = {
+    "easy": (0.9, 0.9, 0.9, 0.8, 0.8, 0.8, 0.7, 0.7, 0.7, 0.6),
+    "falls late": (0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.01, 0.0, 0.0),
+    "medium": (0.9, 0.9, 0.8, 0.7, 0.5, 0.02, 0.01, 0.0, 0.0, 0.0),
+    "hard": (0.8, 0.5, 0.02, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    "dips": (0.9, 0.6, 0.01, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3),
+    "unsolved": (0.01,) * 10,
+}
+STRATA = {
+    "easy": Stratum.EASY,
+    "falls late": Stratum.EASY,
+    "medium": Stratum.MEDIUM,
+    "hard": Stratum.HARD,
+    "dips": Stratum.HARD,
+    "unsolved": Stratum.UNSOLVED,
+}
+
+
+def clear_cases(sample: Sample, copies: int) -> tuple[list[Sample], Noisy]:
+    names = [f"{name}|{copy}" for name in CURVES for copy in range(copies)]
+    rates: dict[str, tuple[float, ...]] = {name: CURVES[name.partition("|")[0]] for name in names}
+    return [replace(sample, id=name) for name in names], Noisy(rates)
+
+
+def test_clear_cases_get_their_stratum_for_a_fraction_of_the_grid(
+    plain_sample: Sample, tmp_path: Path
+) -> None:
+    samples, noisy = clear_cases(plain_sample, 15)
+    found = score(samples, noisy, config=ADAPTIVE, folder=tmp_path, seed=0)
+    right = [row.pism_stratum is STRATA[row.id.partition("|")[0]] for row in found.rows]
+    assert np.mean(right) >= 0.95
+    asked = (noisy.num_asked - len(samples)) / len(samples)  # without the greedy answers
+    assert asked <= 0.5 * 100  # a tenth of ten times the paper's grid, in answers a sample: 1000
+    assert noisy.num_asked == found.spent["attempts"]
+    for row in found.rows:
+        assert row.lambda_star is None or row.lambda_low <= row.lambda_star <= row.lambda_high
+        assert 0.25 < row.stratum_confidence <= 1
+
+
+def test_resuming_an_adaptive_run_asks_nothing_again(plain_sample: Sample, tmp_path: Path) -> None:
+    samples, noisy = clear_cases(plain_sample, 2)
+    first = score(samples, noisy, config=ADAPTIVE, folder=tmp_path / "a", seed=0)
+    before = noisy.num_asked
+    again = score(samples, noisy, config=ADAPTIVE, folder=tmp_path / "a", seed=0)
+    assert (noisy.num_asked, again.rows) == (before, first.rows)
+
+    with AttemptLog(tmp_path / "a" / LOG_NAME) as log:  # a run that stopped half way
+        half = [row for number, row in enumerate(log.attempts()) if number % 2]
+    with AttemptLog(tmp_path / "b" / LOG_NAME) as log:
+        log.add(half)
+    resumed = score(samples, noisy, config=ADAPTIVE, folder=tmp_path / "b", seed=0)
+    assert resumed.rows == first.rows
+    assert noisy.num_asked == 2 * before - len(half)
+
+
+def test_a_budget_ends_a_sample_that_stays_in_doubt(plain_sample: Sample, tmp_path: Path) -> None:
+    noisy = Noisy({"edge": (0.1,) * 10})
+    rule = Adaptive(budget=30, confidence=0.999)
+    config = replace(ADAPTIVE, adaptive=rule)
+    (row,) = score(
+        [replace(plain_sample, id="edge")], noisy, config=config, folder=tmp_path, seed=0
+    ).rows
+    assert row.num_attempts == 31
+    assert row.stratum_confidence < 0.999
+
+
+class Broken(Noisy):
+    def text(self, request: Request, temperature: float) -> str:
+        return super().text(request, temperature)
+
+    def answer(
+        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
+    ) -> list[Reply]:
+        return [Reply(text="", error="server_500") for _ in requests]
+
+
+def test_an_answerer_that_only_fails_ends_as_an_error(plain_sample: Sample, tmp_path: Path) -> None:
+    (row,) = score([plain_sample], Broken({}), config=ADAPTIVE, folder=tmp_path, seed=0).rows
+    assert (row.pism_stratum, row.error) == (Stratum.ERROR, "server_500")
+    assert row.num_attempts <= 25
+
+
+def test_shares_that_decide_nothing_are_not_asked() -> None:
+    grid = range(0, 1000, 100)
+    assert deciding(grid, Boundary.TEXT)[-1] == 600
+    assert deciding(grid, Boundary.TABLE)[-1] == 700
+
+
+def test_the_posterior_is_the_beta_distribution_s() -> None:
+    expected = stats.beta.cdf(0.1, 2.5, 18.5)
+    assert chance_failing(Tally(right=2, judged=20), tau=0.1) == pytest.approx(expected)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=7))
+def test_strata_chances_are_a_distribution_and_doubt_is_on_the_grid(
+    counts: list[tuple[int, int]],
+) -> None:
+    curve = {
+        100 * place: Tally(right=right, judged=right + wrong)
+        for place, (right, wrong) in enumerate(counts)
+    }
+    chances = strata_chances(curve, tau=0.1, boundary=Boundary.TEXT)
+    assert sum(chances.values()) == pytest.approx(1.0)
+    assert most_in_doubt(curve, tau=0.1, boundary=Boundary.TEXT) in curve
+
+
+def test_the_first_crossing_counts_as_on_the_full_grid() -> None:
+    curve = {
+        0: Tally(right=10, judged=10),
+        100: Tally(right=0, judged=60),
+        200: Tally(right=8, judged=10),
+    }
+    found = difficulty_from_few(curve, tau=0.1, boundary=Boundary.TEXT)
+    assert (found.stratum, found.star_permille) == (Stratum.HARD, 100)
+
+
+def curve(*rights: int) -> dict[int, Tally]:
+    return {100 * place: Tally(right=right, judged=10) for place, right in enumerate(rights)}
+
+
+def test_a_monotone_fit_is_not_fooled_by_one_dip() -> None:
+    assert monotone_threshold(curve(9, 8, 0, 8, 7, 6), tau=0.1) is None
+    assert monotone_threshold(curve(9, 8, 5, 0, 0, 1, 0), tau=0.1) == 300
+    assert monotone_threshold({}, tau=0.1) is None
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 10), min_size=1, max_size=10))
+def test_the_monotone_fit_falls_and_keeps_the_total(rights: list[int]) -> None:
+    rates = list(monotone_rates(curve(*rights)).values())
+    assert all(first >= second for first, second in pairwise(rates))
+    assert sum(rates) * 10 == sum(rights)
+    from sklearn.isotonic import IsotonicRegression
+
+    expected = IsotonicRegression(increasing=False).fit_transform(range(len(rights)), rights)
+    assert [float(rate) for rate in rates] == pytest.approx(expected / 10)
+
+
+def test_tau_allows_for_guessing() -> None:
+    assert corrected_tau(0.1, Tally(right=0, judged=20)) == 0.1
+    assert corrected_tau(0.1, Tally(right=5, judged=20)) == 0.325
+    assert corrected_tau(0.1, Tally(right=0, judged=0)) == 0.1
