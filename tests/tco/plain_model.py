@@ -32,8 +32,8 @@ class Population:
         gone = [c for c in self.cohorts if c[0] == year]
         self.cohorts = [c for c in self.cohorts if c[0] != year]
         amount = sum(c[2] for c in self.cohorts)
-        gap = max(need - amount, 0.0)
-        bought = math.ceil(gap / per_unit - 1e-9)
+        gap = need - amount if need - amount > 1e-9 * need else 0.0
+        bought = math.ceil(gap / per_unit * (1.0 - 1e-9))
         growth = min(gap, max(need - self.before, 0.0))
         if bought > 0:
             self.cohorts.append((year + life, bought, bought * per_unit, bought * weight))

@@ -137,7 +137,7 @@ def test_05_capacity_stops_at_its_ceiling(make: Make, cost: Cost) -> None:
     assert free.physical["hdd.units"][-1] < units[-1]
 
 
-@pytest.mark.parametrize(("size", "tapes"), [("10 TB", 1), ("100 TB", 4), ("0 B", 0)])
+@pytest.mark.parametrize(("size", "tapes"), [("10 TB", 1), ("100 TB", 4), ("0 B", 0), ("1 B", 1)])
 def test_06_units_are_whole(make: Make, cost: Cost, size: str, tapes: int) -> None:
     item = cost(make("tape", size=size, years=3))
     assert item.physical["tape.bought"][0] == tapes

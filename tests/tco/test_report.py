@@ -94,6 +94,20 @@ def test_the_migration_share_is_printed_under_every_definition(comparison: Compa
     assert names == ["x-cost-curves", "x-cost-categories"]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ['data.size="0 B"'],
+        ['data.size="5 kB"', "horizon_years=1"],
+        ['media=["tape"]', "horizon_years=2"],
+        ["horizon_years=60", 'data.size="1 EB"', "data.growth=0.3"],
+    ],
+)
+def test_extreme_scenarios_make_a_report(changes: list[str]) -> None:
+    result = compare(load_preset("modern-2026", changes), samples=5)
+    assert "<svg" not in render_html(report_of(result))  # figures are embedded as images
+
+
 def test_scaling_keeps_the_mean_file_size() -> None:
     small = load_preset("modern-2026", ['data.size="1 TB"', "data.num_objects=1000"])
     big = scaled(small, size="1 PB")

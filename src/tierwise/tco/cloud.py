@@ -67,7 +67,10 @@ def bill_cloud(
     """
     years_T1 = np.arange(stored_TS.shape[0], dtype=np.float64)[:, None]
     trend_TS = (1.0 - point[f"{medium}.decline"]) ** years_T1
-    objects_per_tb = objects_in(medium, point) / np.maximum(point["data.size"], 1e-300)
+    size = point["data.size"]
+    objects_per_tb = np.where(
+        size > 0, objects_in(medium, point) / np.where(size > 0, size, 1.0), 0.0
+    )
     overhead_usd_month = (
         point[f"{medium}.overhead_cold"] * point[f"{medium}.storage"]
         + point[f"{medium}.overhead_standard"] * point[f"{medium}.standard_rate"]

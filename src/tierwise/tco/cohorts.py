@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from tierwise.tco.inputs import Array
 
-# whole-unit rounding forgives this much, relative to one unit: 10 TB / 0.1 TB is 100 units
+# what rounding may lose, relative to the need: seven units of 0.1 TB cover 0.7 TB, and yet the
+# smallest need of all takes one whole unit
 ROUNDING = 1e-9
 
 
@@ -78,9 +79,10 @@ def run_cohorts(
             some = units > 0
             weight = np.where(some, weight - out.retired_weight[year], 0.0)
             amount = np.where(some, amount - gone, 0.0)
-        gap = np.maximum(need - amount, 0.0)
+        gap = need - amount
+        gap = np.where(gap > ROUNDING * need, gap, 0.0)
         bought = out.bought[year]
-        np.ceil(gap / per_unit - ROUNDING, out=bought)
+        np.ceil(gap / per_unit * (1.0 - ROUNDING), out=bought)
         if bought.any():
             growth = np.minimum(gap, np.maximum(need - before, 0.0))
             np.divide(growth, gap, out=out.growth_share[year], where=gap > 0)

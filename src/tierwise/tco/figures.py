@@ -70,8 +70,9 @@ def cost_curves(comparison: Comparison, *, name: str = "cost-curves") -> Figure:
             )  # fmt: skip
             header += [f"{item.name}_{p}_usd" for p in ("p5", "p50", "p95")]
             series += list(band_T3.T)
-    _label_ends(axes, years, comparison.strategies, divisor)
-    axes.set_yscale("log")
+    if largest > 0:
+        _label_ends(axes, years, comparison.strategies, divisor)
+        axes.set_yscale("log")
     axes.set_ylabel(f"cumulative present value, {unit}")
     axes.set_xlabel("year")
     axes.yaxis.set_major_formatter("{x:g}")
@@ -90,10 +91,12 @@ def _label_ends(axes: Any, years: Any, strategies: Sequence[StrategyCost], divis
     floor = 0.0
     for place in order:
         end = float(strategies[place].cumulative_usd[-1]) / divisor
+        if end <= 0:  # nothing to see on a logarithmic axis
+            continue
         at = max(end, floor * 1.22)
         floor = at
         axes.annotate(
-            strategies[place].name, (years[-1], max(at, 1e-12)), xytext=(5, 0),
+            strategies[place].name, (years[-1], at), xytext=(5, 0),
             textcoords="offset points", color=COLOURS[place % len(COLOURS)], va="center",
             fontsize=9, annotation_clip=False,
         )  # fmt: skip
@@ -118,7 +121,8 @@ def category_bars(comparison: Comparison, *, name: str = "cost-categories") -> F
         left = left + amounts
     axes.invert_yaxis()
     axes.set_xlabel(f"{unit} over {comparison.scenario.horizon_years} years, undiscounted")
-    axes.legend(fontsize=8, ncols=2, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    if found:
+        axes.legend(fontsize=8, ncols=2, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     rows = [[c, *(table[item].get(c, 0.0) for item in names)] for c in found]
     return Figure(
         name=name,

@@ -413,12 +413,13 @@ def _pieces(
 def _readers_wanted(context: _Context, media: Cohorts) -> Array:
     """Return readers for the units and for the year's reading, whichever asks for more."""
     per_reader = context.fact("units_per_reader")
-    for_units_TS = np.ceil(media.installed / np.maximum(per_reader, 1e-300) - 1e-9)
+    separate = per_reader > 0
+    for_units_TS = np.ceil(media.installed / np.where(separate, per_reader, 1.0) - 1e-9)
     hours_TS = context.read_TS * 1e6 / context.fact("rate") / 3600.0
     hours_each = HOURS_PER_YEAR * context.point["migration.utilisation"]
     for_reading_TS = np.ceil(hours_TS / hours_each - 1e-9)
     wanted_TS = np.maximum(for_units_TS, for_reading_TS)
-    return np.where(per_reader > 0, wanted_TS, 0.0) + context.zeros
+    return np.where(separate, wanted_TS, 0.0) + context.zeros
 
 
 def _book_building(context: _Context, racks_TS: Array, watts_TS: Array) -> None:

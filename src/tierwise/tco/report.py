@@ -255,7 +255,7 @@ def notes_of(comparison: Comparison) -> list[str]:
 def _details(comparison: Comparison, title: str, stem: str) -> list[Section]:
     sections = []
     ranking = comparison.ranking
-    if len(ranking) > 1:
+    if len(ranking) > 1 and ranking[0].endowment_usd > 0:
         scenario = comparison.scenario
         first, second = (find_strategy(scenario, item.name) for item in ranking[:2])
         bars = tornado(scenario, comparison.inputs, first, against=second)
