@@ -142,6 +142,26 @@ def test_sealing_under_an_open_reader_keeps_the_file_writable(vault: Vault) -> N
     assert path.read_bytes() == b"SECOND" + b"first " * 19_999
 
 
+def test_a_reader_older_than_two_versions_holds_up_nobody(vault: Vault) -> None:
+    path = vault.path / "file"
+    path.write_bytes(b"first " * 20_000)
+    vault.put_away()
+    with path.open("rb", buffering=0) as oldest:
+        assert oldest.read(6) == b"first "
+        with path.open("r+b", buffering=0) as writer:
+            writer.write(b"SECOND")
+        vault.put_away()
+        with path.open("rb", buffering=0) as reader:
+            assert reader.read(12) == b"SECONDfirst "
+        with path.open("r+b", buffering=0) as writer:
+            writer.write(b"third ")
+            assert os.pread(oldest.fileno(), 12, 0) == b"third first "
+        vault.put_away()
+        assert path.read_bytes() == b"third " + b"first " * 19_999
+    vault.put_away()
+    assert path.read_bytes() == b"third " + b"first " * 19_999
+
+
 def test_putting_away_under_an_open_writer_loses_nothing(vault: Vault) -> None:
     path = vault.path / "file"
     with path.open("wb", buffering=0) as writer:

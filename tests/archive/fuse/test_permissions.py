@@ -151,6 +151,16 @@ def test_a_file_capability_goes_when_somebody_else_changes_a_file(
     assert "security.capability" not in os.listxattr(path)
 
 
+def test_the_owner_of_a_symlink_changes_and_nothing_else(folder: Path) -> None:
+    link = folder / "link"
+    link.symlink_to("target")
+    os.chown(link, ALICE, STAFF, follow_symlinks=False)
+    found = link.lstat()
+    assert (found.st_uid, found.st_gid) == (ALICE, STAFF)
+    assert stat.S_ISLNK(found.st_mode)
+    assert mode_of(link) == 0o777
+
+
 def test_root_keeps_set_id_bits_when_writing(folder: Path) -> None:
     path = folder / "tool"
     path.write_bytes(b"")

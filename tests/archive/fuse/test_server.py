@@ -29,6 +29,7 @@ from tierwise.archive.operations import (
     RETRY,
     Attributes,
     Caller,
+    DirectoryEntry,
     Later,
     Notifier,
     Opened,
@@ -161,6 +162,23 @@ def test_a_reply_that_is_no_bytes_is_a_fault(bench: Bench) -> None:
     assert errno_of((bench.path / "link").readlink) == errno.EIO
     assert [type(fault.error) for fault in bench.faults] == [TypeError]
     assert bench.file.read_bytes() == b"content"
+
+
+def test_an_error_in_the_middle_of_a_listing_is_reported(bench: Bench) -> None:
+    for number in range(20):
+        (bench.path / f"f{number}").write_text("")
+    original = bench.fs.readdir
+
+    def failing(inode: int, handle: int, cookie: int, *, plus: bool) -> Iterator[DirectoryEntry]:
+        for entry in original(inode, handle, cookie, plus=plus):
+            if entry.cookie > 10:
+                raise OSError(errno.EUCLEAN, "a bad block")
+            yield entry
+
+    bench.fs.readdir = failing  # type: ignore[method-assign]
+    assert errno_of(lambda: list(bench.path.iterdir())) == errno.EUCLEAN
+    bench.fs.readdir = original  # type: ignore[method-assign]
+    assert len(list(bench.path.iterdir())) == 21
 
 
 def test_a_fault_handler_may_fail_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

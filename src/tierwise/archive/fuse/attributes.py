@@ -29,8 +29,9 @@ def setattr_(session: Session, operations: Operations, request: Request) -> byte
         _drop_capability(session, request.inode)
         mode = changes.mode
         if mode is None:
-            mode = session.operations.getattr(request.inode).mode
-        changes = replace(changes, mode=without_set_id(mode))
+            mode = stat.S_IMODE(session.operations.getattr(request.inode).mode)
+        if without_set_id(mode) != mode:
+            changes = replace(changes, mode=without_set_id(mode))
     attributes = operations.setattr(request.inode, changes, request.caller())
     if changes.mode is not None and wire.Init.POSIX_ACL in session.capabilities:
         _carry_mode(session, request, changes.mode)

@@ -28,24 +28,35 @@ def opendir(session: Session, operations: Operations, request: Request) -> bytes
 def readdir(session: Session, operations: Operations, request: Request) -> bytes:
     """READDIR and READDIRPLUS: as many entries as fit.
 
-    With attributes, every entry but the dots counts as looked up.
+    With attributes, every entry but the dots counts as looked up. An error after the first entry
+    waits for the next request: the kernel holds what it was sent.
     """
-    handle, position, size, *_ = wire.READ_IN.unpack_from(request.body)
+    parts: list[bytes] = []
+    try:
+        for part in _parts(session, operations, request):
+            parts.append(part)
+    except Exception:
+        if not parts:
+            raise
+    return b"".join(parts)
+
+
+def _parts(session: Session, operations: Operations, request: Request) -> Iterator[bytes]:
+    """Yield entries as the kernel wants them until its buffer is full."""
+    handle, position, room, *_ = wire.READ_IN.unpack_from(request.body)
     plus = request.opcode == Opcode.READDIRPLUS
     parent = session.directories.get((request.inode, handle), request.inode)
-    parts: list[bytes] = []
-    room = size
     for offset, entry in _entries(operations, request.inode, handle, parent, position, plus=plus):
         room -= wire.directory_entry_bytes(entry.name, plus=plus)
         known = entry.attributes
         if room < 0:
             if known is not None and not session.is_referenced(known.inode):
                 operations.forget(known.inode)
-            break
+            return
+        dirent = wire.directory_entry(entry.inode, offset, entry.mode, entry.name)
         if plus:
-            parts.append(_NOTHING if known is None else session.entry(known))
-        parts.append(wire.directory_entry(entry.inode, offset, entry.mode, entry.name))
-    return b"".join(parts)
+            dirent = (_NOTHING if known is None else session.entry(known)) + dirent
+        yield dirent
 
 
 def _entries(

@@ -60,8 +60,10 @@ def flush(_: Session, operations: Operations, request: Request) -> bytes:
 def release(session: Session, operations: Operations, request: Request) -> bytes:
     """RELEASE: the handle is closed; the kernel lets go of the backing file first."""
     handle = wire.RELEASE_IN.unpack_from(request.body)[0]
-    session.files.remove(request.inode, handle)
-    operations.release(request.inode, handle)
+    try:
+        session.files.remove(request.inode, handle)
+    finally:
+        operations.release(request.inode, handle)
     return b""
 
 

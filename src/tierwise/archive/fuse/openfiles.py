@@ -37,15 +37,24 @@ class _OpenInode:
 
     Args:
         backing_id: The kernel's number of the registered backing file; 0 while served.
-        backing: The (device, inode) of the backing file, or None.
         descriptors: Of each handle, its backing descriptor or None.
+        files: Of each handle with one, the (device, inode) of the backing file.
         writers: Handles that may write.
     """
 
     backing_id: int
-    backing: tuple[int, int] | None
     descriptors: dict[int, int | None] = field(default_factory=dict)
+    files: dict[int, tuple[int, int]] = field(default_factory=dict)
     writers: set[int] = field(default_factory=set)
+
+    def fits(self, file: tuple[int, int] | None) -> bool:
+        """Return whether a further opening with this backing file sees the same bytes.
+
+        One without may join served openings: the file system answers for it.
+        """
+        if file is None:
+            return not self.backing_id
+        return all(other == file for other in self.files.values())
 
 
 class OpenFiles:
@@ -78,15 +87,15 @@ class OpenFiles:
                 open: the bytes of the two openings would part.
         """
         entry = self._inodes.get(inode)
-        identity = _identity(opened.backing)
+        file = _identity(opened.backing)
         if entry is None:
             backing_id = self._register(opened.backing) if may_pass else 0
-            entry = _OpenInode(backing_id=backing_id, backing=identity)
-            self._inodes[inode] = entry
-        elif entry.backing not in (None, identity):
+            entry = self._inodes[inode] = _OpenInode(backing_id=backing_id)
+        elif not entry.fits(file):
             raise OSError(errno.EIO, f"inode {inode} changed its backing file while open")
-        entry.backing = identity
         entry.descriptors[opened.handle] = opened.backing
+        if file is not None:
+            entry.files[opened.handle] = file
         if flags & os.O_ACCMODE != os.O_RDONLY:
             entry.writers.add(opened.handle)
         return self._reply_flags(inode, entry, opened), entry.backing_id
@@ -119,7 +128,7 @@ class OpenFiles:
     def is_written(self, inode: int) -> bool:
         """Return whether writes may happen that neither side is told of."""
         entry = self._inodes.get(inode)
-        return entry is not None and entry.backing is not None and bool(entry.writers)
+        return entry is not None and bool(entry.writers & entry.files.keys())
 
     def remove(self, inode: int, handle: int) -> None:
         """Forget a handle; with the last one, take the backing file back from the kernel."""
@@ -127,6 +136,7 @@ class OpenFiles:
         if entry is None:
             return
         entry.descriptors.pop(handle, None)
+        entry.files.pop(handle, None)
         entry.writers.discard(handle)
         if not entry.descriptors:
             del self._inodes[inode]

@@ -110,9 +110,10 @@ class Session:
     def entry(self, attributes: Attributes) -> bytes:
         """Return the reply for a name, and count the reference that the kernel takes with it."""
         inode = attributes.inode
+        reply = wire.entry_reply(attributes, self.entry_valid_ns, self.attribute_valid_ns(inode))
         self._note_set_id(attributes)
         self._references[inode] = self._references.get(inode, 0) + 1
-        return wire.entry_reply(attributes, self.entry_valid_ns, self.attribute_valid_ns(inode))
+        return reply
 
     def attributes(self, attributes: Attributes) -> bytes:
         """Return the reply for an inode's attributes."""
