@@ -11,6 +11,7 @@ Left out: parts of a file; a recall brings back the whole of it.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -203,8 +204,9 @@ class Contents:
         changed = (found.st_size, found.st_mtime_ns) != (content.size, content.mtime_ns)
         if not (changed or closing):
             return
+        unwritten = closing and not changed and self._is_copy(content)
         with self._catalogue.transaction():
-            if closing and content.base is not None and not changed:
+            if unwritten:
                 self._forget_copy(content)
                 return
             if changed:
@@ -221,6 +223,20 @@ class Contents:
                 " WHERE version = ?",
                 content.size, content.mtime_ns, int(not closing), content.version,
             )  # fmt: skip
+
+    def _is_copy(self, content: Content) -> bool:
+        """Return whether the bytes are still those of the version it was copied from.
+
+        Size and times are not enough: a shared mapping may write without touching either.
+        """
+        if content.base is None or content.fd is None:
+            return False
+        expected = self._catalogue.value(
+            "SELECT sha256 FROM versions WHERE version = ?", content.base
+        )
+        with os.fdopen(os.dup(content.fd), "rb") as stream:
+            stream.seek(0)
+            return bool(hashlib.file_digest(stream, "sha256").hexdigest() == expected)
 
     def _forget_copy(self, content: Content) -> None:
         self._catalogue.run(

@@ -1,0 +1,192 @@
+"""The archive under a real mount: what the kernel asks, the archive answers."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tierwise.archive.fuse import can_mount, mounted_process
+from tierwise.archive.vault import Archive, mountable
+
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.skipif(can_mount() is not None, reason="no FUSE here"),
+]
+
+
+@pytest.fixture
+def root(fast_path: Path) -> Path:
+    folder = fast_path / "vault"
+    Archive.init(
+        folder, archive_id="0123456789abcdef" * 2, disc_size_bytes=2 << 20, data_discs=2,
+        parity_discs=1, forepart_bytes=4096, library_slots=60,
+    ).close()  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def mountpoint(fast_path: Path) -> Iterator[Path]:
+    folder = fast_path / "mnt"
+    folder.mkdir()
+    yield folder
+    assert not folder.is_mount()
+
+
+def put_away(root: Path) -> None:
+    """Seal, burn and evict beside whatever is mounted."""
+    with Archive.open(root, write=False) as archive:
+        archive.seal(partial=True)
+        archive.burn(partial=True)
+        archive.evict()
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_tree_goes_in_to_disc_and_comes_back(root: Path, mountpoint: Path) -> None:
+    source = random.Random(1)
+    with mounted_process(partial(mountable, root), mountpoint) as mount:
+        written = {}
+        for number in range(20):
+            path = mount.path / f"d{number % 3}" / f"f{number}"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(source.randbytes(source.randrange(60_000)))
+            written[path] = digest(path)
+        assert os.getxattr(path, "user.tierwise.state") == b"resident"
+        put_away(root)
+        assert os.getxattr(path, "user.tierwise.state") == b"offline"
+        assert b"TW_01234567_A0000" in os.getxattr(path, "user.tierwise.discs")
+        assert {p: digest(p) for p in written} == written
+        assert os.getxattr(path, "user.tierwise.state") == b"burned"
+    with mounted_process(partial(mountable, root), mountpoint) as mount:
+        assert {p: digest(p) for p in written} == written
+
+
+def test_inode_numbers_outlive_a_remount(root: Path, mountpoint: Path) -> None:
+    with mounted_process(partial(mountable, root), mountpoint) as mount:
+        (mount.path / "a").mkdir()
+        (mount.path / "a" / "b").write_text("x")
+        before = [(mount.path / name).stat().st_ino for name in ("a", "a/b")]
+    with mounted_process(partial(mountable, root), mountpoint) as mount:
+        assert [(mount.path / name).stat().st_ino for name in ("a", "a/b")] == before
+
+
+def test_an_open_reader_sees_what_a_writer_changes_in_a_sealed_file(
+    root: Path, mountpoint: Path
+) -> None:
+    with mounted_process(partial(mountable, root), mountpoint) as mount:
+        path = mount.path / "f"
+        path.write_bytes(b"one two three")
+        put_away(root)
+        with path.open("rb", buffering=0) as reader:
+            assert reader.read(3) == b"one"
+            with path.open("r+b", buffering=0) as writer:
+                writer.seek(4)
+                writer.write(b"TWO")
+            reader.seek(0)
+            assert reader.read() == b"one TWO three"
+        assert path.read_bytes() == b"one TWO three"
+        assert os.getxattr(path, "user.tierwise.version") == b"2"
+
+
+def test_an_unlinked_open_file_lives_until_it_is_closed(root: Path, mountpoint: Path) -> None:
+    with mounted_process(partial(mountable, root), mountpoint) as mount:
+        path = mount.path / "f"
+        path.write_bytes(b"still here")
+        with path.open("r+b", buffering=0) as stream:
+            path.unlink()
+            put_away(root)
+            assert stream.read() == b"still here"
+            stream.write(b"!")
+            assert os.fstat(stream.fileno()).st_nlink == 0
+        assert list(mount.path.iterdir()) == []
+    with Archive.open(root) as archive:
+        assert archive.fsck() == []
+        assert archive.catalogue.value("SELECT COUNT(*) FROM versions") == 0
+
+
+def test_refused_recalls_give_the_head_and_no_more(root: Path, mountpoint: Path) -> None:
+    with mounted_process(partial(mountable, root, wait_for_discs=False), mountpoint) as mount:
+        path = mount.path / "f"
+        path.write_bytes(b"x" * 100_000)
+        put_away(root)
+        with path.open("rb", buffering=0) as stream:
+            assert stream.read(1000) == b"x" * 1000
+            with pytest.raises(OSError, match=os.strerror(errno.EAGAIN)):
+                os.pread(stream.fileno(), 10, 50_000)
+        assert os.getxattr(path, "user.tierwise.state") == b"offline"
+
+
+def test_offline_files_are_not_mistaken_for_holes(root: Path, mountpoint: Path) -> None:
+    with mounted_process(partial(mountable, root), mountpoint) as mount:
+        path = mount.path / "f"
+        path.write_bytes(b"x" * 100_000)
+        put_away(root)
+        info = path.stat()
+        assert info.st_blocks == -(-info.st_size // 512)
+        with path.open("rb") as stream:
+            assert os.lseek(stream.fileno(), 0, os.SEEK_HOLE) == 100_000
+
+
+def test_mmap_random_writes_and_truncates_match_a_plain_file(
+    root: Path, mountpoint: Path, tmp_path: Path
+) -> None:
+    source = random.Random(4)
+    with mounted_process(partial(mountable, root), mountpoint) as mount:
+        pair = (tmp_path / "plain", mount.path / "ours")
+        for path in pair:
+            path.write_bytes(b"\0" * 20_000)
+        for step in range(120):
+            if step % 30 == 29:
+                put_away(root)
+            offset, length = source.randrange(30_000), source.randrange(1, 3000)
+            data, what = source.randbytes(length), source.randrange(4)
+            for path in pair:
+                with path.open("r+b", buffering=0) as stream:
+                    size = path.stat().st_size
+                    if what == 0:
+                        os.truncate(path, offset)
+                    elif what == 1 and size > 0:
+                        with mmap.mmap(stream.fileno(), size) as view:
+                            at = offset % size
+                            view[at : at + length] = data[: len(view[at : at + length])]
+                    else:
+                        os.pwrite(stream.fileno(), data, offset)
+            assert pair[0].read_bytes() == pair[1].read_bytes(), step
+
+
+def test_names_nobody_expects(root: Path, mountpoint: Path) -> None:
+    names = [b"x" * 255, b"\xff\xfe", b"new\nline", b"-rf", b"Case", b"case", "é".encode(), b"%41"]
+    with mounted_process(partial(mountable, root), mountpoint) as mount:
+        base = os.fsencode(mount.path)
+        for name in names:
+            Path(os.fsdecode(base + b"/" + name)).write_bytes(name)
+        with pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG)):
+            (mount.path / ("y" * 256)).write_bytes(b"")
+        put_away(root)
+        assert sorted(os.listdir(base)) == sorted(names)  # noqa: PTH208 - bytes
+        for name in names:
+            assert Path(os.fsdecode(base + b"/" + name)).read_bytes() == name
+    shutil.rmtree(root / "metadata")
+    Archive.rebuild(root)
+    with Archive.open(root) as archive:
+        assert sorted(path for path, _ in archive.files.walk()) == sorted(names)
+        assert all(archive.files.read_file(name) == name for name in names)
+
+
+def test_the_room_there_is_is_told_truly(root: Path, mountpoint: Path) -> None:
+    with mounted_process(partial(mountable, root), mountpoint) as mount:
+        info = os.statvfs(mount.path)
+        free = os.statvfs(root).f_bavail * os.statvfs(root).f_frsize
+        assert abs(info.f_bavail * info.f_frsize - free) < free / 10
+        assert info.f_namemax == 255
