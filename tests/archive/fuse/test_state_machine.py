@@ -138,6 +138,11 @@ class Twins(RuleBasedStateMachine):
     def chmod(self, path: Path, mode: int) -> None:
         self.both(lambda root: (root / path).chmod(mode))
 
+    @rule(path=PATHS, uid=st.integers(0, 2), follow=st.booleans())
+    def chown(self, path: Path, uid: int, follow: bool) -> None:
+        if os.geteuid() == 0:
+            self.both(lambda root: os.chown(root / path, uid, -1, follow_symlinks=follow))
+
     @rule(path=PATHS, key=st.sampled_from(["user.k", "user.l"]), value=st.binary(max_size=50))
     def setxattr(self, path: Path, key: str, value: bytes) -> None:
         self.both(lambda root: os.setxattr(root / path, key, value))
