@@ -71,7 +71,11 @@ MAX_DIRECTORIES = 65_000  # ISO 9660's path table numbers directories with 16 bi
 _READ_BYTES = 1 << 20
 _MAX_TARGET = 1000  # a longer link target does not fit the disc's records; the slice has it
 _CHECKSUM_BLOCK = 65536
-_DIRECTORY_BYTES = 4 * SECTOR_BYTES  # an ancestor: two directories and a UDF file entry
+_DIRECTORY_BYTES = 3 * SECTOR_BYTES + 64  # both sides' first sectors, a file entry, path tables
+_RECORDS_BYTES = 350  # a directory record with its share of a sector's end, a UDF identifier
+_ROW_BYTES = 620  # a line of the slice with every number at its longest
+_MARK_BYTES = 40  # version and piece marks of a name
+_MANIFEST_BYTES = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,21 +125,28 @@ def payload_capacity(disc_capacity: int, *, num_members: int = 12) -> int:
     return data_image_limit(disc_capacity, num_members=num_members) - IMAGE_OVERHEAD_BYTES
 
 
-def entry_bytes_bound(entry: SealEntry) -> int:
-    """Return an upper bound of what an entry adds to an image, its missing ancestors included.
+def entry_bytes_bound(entry: SealEntry, *, with_ancestors: bool = False) -> int:
+    """Return an upper bound of what an entry adds to an image.
 
-    Every ancestor is counted once per entry although entries share them: a bound, and a loose one
-    for small files in deep trees.
+    Args:
+        entry: What would be sealed.
+        with_ancestors: Count the directories above each name as well. Leave it out where these
+            are entries of the image themselves; many files then share one count.
     """
-    row = 700 + len(json.dumps(dict(entry.extra)))
-    row += sum(200 + len(name) * 3 + len(value) * 4 // 3 for name, value in entry.xattrs.items())
-    row += len(escape_path(entry.target)) * 6
     num_bytes = -(-entry.stored_bytes // SECTOR_BYTES) * SECTOR_BYTES
+    row = _ROW_BYTES + len(json.dumps(dict(entry.extra)))
+    row += sum(16 + 4 * len(name) + 4 * len(value) // 3 for name, value in entry.xattrs.items())
+    row += 6 * len(escape_path(entry.target)) + 4 * len(entry.target)
     for path in entry.paths:
-        text = len(disc_path(path).encode("utf-8"))
-        row += 6 * (len(escape_path(path)) + text) + 400
-        num_bytes += 2 * SECTOR_BYTES + 6 * min(text, 200) + 600 + len(entry.target) * 2
-        num_bytes += path.count(b"/") * _DIRECTORY_BYTES
+        place = disc_path(path)
+        last = min(len(disc_name(path.rpartition(b"/")[2]).encode("utf-8")) + _MARK_BYTES, 254)
+        row += len(json.dumps(escape_path(path))) + len(json.dumps(place)) + 2 * _MARK_BYTES
+        row += _MANIFEST_BYTES + len(place.encode("utf-8"))
+        num_bytes += _RECORDS_BYTES + 4 * last + SECTOR_BYTES
+        if entry.kind is NodeKind.DIRECTORY:
+            num_bytes += _DIRECTORY_BYTES - SECTOR_BYTES
+        if with_ancestors:
+            num_bytes += path.count(b"/") * (_DIRECTORY_BYTES + _RECORDS_BYTES + 4 * 254)
     return num_bytes + row
 
 
