@@ -29,8 +29,8 @@ from hypothesis.stateful import (
 from tierwise.archive.fuse import system
 
 _runs = itertools.count()
-NAMES = st.sampled_from(["a", "b", "c", "é\n", "-x", "A"])
-PATHS = st.lists(NAMES, min_size=1, max_size=3).map(lambda parts: Path(*parts))
+NAMES = st.sampled_from(["a", "b", "é\n"])
+PATHS = st.lists(NAMES, min_size=1, max_size=2).map(lambda parts: Path(*parts))
 MODES = st.sampled_from([0o600, 0o644, 0o755, 0o4755, 0o2755, 0o1777, 0])
 DATA = st.binary(max_size=9000)
 
