@@ -53,14 +53,13 @@ def walk(folder: Path, num_files: int, *, fuse: bool) -> None:
         assert done.returncode == expected, f"{script}\n{done.stdout}\n{done.stderr}"
 
 
-def test_the_guide_without_a_mount(fast_path: Path) -> None:
+@pytest.mark.slow
+def test_the_guide_without_a_mount_though_there_could_be_one(fast_path: Path) -> None:
     walk(fast_path, 150, fuse=False)
 
 
-@pytest.mark.fuse
-@pytest.mark.skipif(can_mount() is not None, reason="no FUSE here")
-def test_the_guide_with_a_mount(fast_path: Path) -> None:
-    walk(fast_path, 150, fuse=True)
+def test_the_guide(fast_path: Path) -> None:
+    walk(fast_path, 150, fuse=can_mount() is None)
 
 
 @pytest.mark.fuse

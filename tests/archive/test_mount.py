@@ -8,6 +8,7 @@ import mmap
 import os
 import random
 import shutil
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -122,7 +123,7 @@ def test_refused_recalls_give_the_head_and_no_more(root: Path, mountpoint: Path)
         put_away(root)
         with path.open("rb", buffering=0) as stream:
             assert stream.read(1000) == b"x" * 1000
-            with pytest.raises(OSError, match=os.strerror(errno.EAGAIN)):
+            with pytest.raises(OSError, match=os.strerror(errno.EACCES)):
                 os.pread(stream.fileno(), 10, 50_000)
         assert os.getxattr(path, "user.tierwise.state") == b"offline"
 
@@ -190,3 +191,36 @@ def test_the_room_there_is_is_told_truly(root: Path, mountpoint: Path) -> None:
         free = os.statvfs(root).f_bavail * os.statvfs(root).f_frsize
         assert abs(info.f_bavail * info.f_frsize - free) < free / 10
         assert info.f_namemax == 255
+
+
+def test_one_program_is_refused_and_another_waits(root: Path, mountpoint: Path) -> None:
+    factory = partial(mountable, root, refuse_programs=("tail",))
+    with mounted_process(factory, mountpoint) as mount:
+        (mount.path / "f").write_bytes(b"x" * 100_000)
+        put_away(root)
+        refused = subprocess.run(
+            ["tail", "-c", "5", mount.path / "f"], capture_output=True, check=False
+        )
+        assert refused.returncode != 0
+        assert (mount.path / "f").read_bytes() == b"x" * 100_000
+        allowed = subprocess.run(
+            ["tail", "-c", "5", mount.path / "f"], capture_output=True, check=True
+        )
+        assert allowed.stdout == b"xxxxx"
+
+
+def test_a_limited_buffer_says_no_space_under_a_mount(fast_path: Path, mountpoint: Path) -> None:
+    root = fast_path / "small"
+    Archive.init(
+        root, archive_id="0123456789abcdef" * 2, disc_size_bytes=2 << 20, data_discs=2,
+        parity_discs=1, library_slots=60, buffer_size_bytes=400_000,
+    ).close()  # fmt: skip
+    with mounted_process(partial(mountable, root), mountpoint) as mount:
+        (mount.path / "kept").write_bytes(b"k" * 300_000)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            (mount.path / "too much").write_bytes(b"t" * 300_000)
+        assert (mount.path / "kept").read_bytes() == b"k" * 300_000
+        (mount.path / "too much").unlink()
+        put_away(root)
+        (mount.path / "more").write_bytes(b"m" * 300_000)
+        assert (mount.path / "kept").stat().st_size == 300_000

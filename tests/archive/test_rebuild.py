@@ -267,8 +267,9 @@ def test_rebuilding_refuses_what_makes_no_sense(make_archive: Make, tmp_path: Pa
     assert not (tmp_path / "new" / CATALOGUE).exists()
 
 
+@pytest.mark.slow
 @settings(
-    max_examples=4,
+    max_examples=10,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],  # shrinking would take minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tierwise.archive import bucket
 from tierwise.archive.faults import Faults
 from tierwise.archive.vault import Archive
 from tierwise.core.errors import ConfigError, IntegrityError, MissingFileError, StateError
@@ -333,3 +334,17 @@ def test_only_the_last_versions_stay_listed(make_archive: Make) -> None:
     assert [row["number"] for row in archive.versions("a")] == [4, 5, 6]
     assert archive.files.read_file("a") == b"version 5"
     assert archive.fsck() == []
+
+
+def test_a_plan_that_outgrows_its_disc_is_made_smaller(
+    make_archive: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "payload_capacity", lambda disc, num_members: disc * 2)
+    archive = make_archive()
+    written = fill(archive, files=60)
+    archive.files.symlink("set 0", "link")
+    put_away(archive)
+    assert states(archive) == {"burned": len(written)}
+    assert archive.fsck() == []
+    assert hashes(archive, written) == written
+    assert archive.status()["unrecorded_changes"] == 0

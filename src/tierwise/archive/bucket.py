@@ -301,6 +301,34 @@ class BucketPlanner:
 
     # Promising
 
+    def unplan(self, image: int) -> None:
+        """Take back the last plan and fill less from now on: its image outgrew the disc.
+
+        The bounds of `image` should not let that happen; if one is wrong after all, sealing goes
+        on with smaller images instead of failing for ever on one plan.
+        """
+        self._capacity = self._capacity * 3 // 4
+        with self._catalogue.transaction():
+            rows = self._catalogue.all("SELECT version FROM extents WHERE image = ?", image)
+            self._catalogue.run("DELETE FROM extents WHERE image = ?", image)
+            self._catalogue.many(
+                "UPDATE versions SET state = 'bucket' WHERE version = ?1 AND NOT EXISTS"
+                " (SELECT 1 FROM extents WHERE version = ?1)", rows,
+            )  # fmt: skip
+            for (body,) in self._catalogue.all(
+                "SELECT body FROM plans WHERE image = ? AND kind = 'record'", image
+            ):
+                table = "tombstones" if json.loads(body)["record"] == "tombstone" else "inodes"
+                self._catalogue.run(
+                    f"UPDATE {table} SET dirty = 1 WHERE ino = ?", json.loads(body).get("inode")
+                )
+            self._catalogue.run(
+                "UPDATE arrays SET state = 'filling' WHERE state = 'closed' AND number ="
+                " (SELECT array FROM images WHERE image = ?)", image,
+            )  # fmt: skip
+            self._catalogue.run("DELETE FROM plans WHERE image = ?", image)
+            self._catalogue.run("DELETE FROM images WHERE image = ?", image)
+
     def _write_plan(self, bucket: _Bucket) -> int:
         array, position = self._place()
         label = image_label(self._config.archive_id, array, "data", position)

@@ -55,10 +55,16 @@ class Contents:
     """All open contents of one mount (or one library session)."""
 
     def __init__(
-        self, catalogue: Catalogue, store: Store, recall: Recall, crash_point: Callable[[str], None]
+        self,
+        catalogue: Catalogue,
+        store: Store,
+        recall: Recall,
+        crash_point: Callable[[str], None],
+        *,
+        passthrough: bool,
     ) -> None:
         self._catalogue, self._store, self._recall = catalogue, store, recall
-        self._crash_point = crash_point
+        self._crash_point, self._passthrough = crash_point, passthrough
         self._open: dict[int, Content] = {}
 
     def get(self, ino: int) -> Content | None:
@@ -118,14 +124,16 @@ class Contents:
                     int(write), version,
                 )  # fmt: skip
                 os.utime(fd, ns=(mtime_ns, mtime_ns))
-                return Content(ino, version, size, mtime_ns, fd, writable=True, backing=True)
+                return Content(
+                    ino, version, size, mtime_ns, fd, writable=True, backing=self._passthrough
+                )
         if version is None and not write:
             return Content(ino, 0, 0, mtime_ns)
         content = Content(ino, version or 0, size, mtime_ns)
         if resident and keep_bytes:
             self._open_resident(content)
         if write:
-            content.backing = True
+            content.backing = self._passthrough
             try:
                 self._make_writable(content, keep_bytes=keep_bytes)
             except BaseException:

@@ -46,11 +46,13 @@ class ArchiveFileSystem(Operations):
         catalogue: The open catalogue.
         store: The buffer.
         recall: Brings a version back from disc; see `contents.Recall`.
-        may_recall: Whether a caller's read may wait for a disc; otherwise it gets EAGAIN beyond
+        may_recall: Whether a caller's read may wait for a disc; otherwise it gets EACCES beyond
             the forepart.
         room: Called before content grows, with the bytes wanted; raises `OSError(ENOSPC)`.
         usage: Returns (bytes used, bytes free) for statfs.
         crash_point: Called between steps with their names; tests die there.
+        passthrough: Let the kernel move the bytes of unsealed files; then `room` is asked only
+            when they are opened.
     """
 
     def __init__(
@@ -63,9 +65,10 @@ class ArchiveFileSystem(Operations):
         room: Callable[[int], None],
         usage: Callable[[], tuple[int, int]],
         crash_point: Callable[[str], None] = lambda name: None,
+        passthrough: bool = True,
     ) -> None:
         self.names = Namespace(catalogue)
-        self.contents = Contents(catalogue, store, recall, crash_point)
+        self.contents = Contents(catalogue, store, recall, crash_point, passthrough=passthrough)
         self._crash_point = crash_point
         self._catalogue, self._store = catalogue, store
         self._may_recall, self._room, self._usage = may_recall, room, usage
@@ -302,7 +305,8 @@ class ArchiveFileSystem(Operations):
             if end <= len(head):
                 return head[offset:end]
             if not self._may_recall(caller):
-                return head[offset:] or fail(errno.EAGAIN)
+                # not EAGAIN: programs take that for the end of the file
+                return head[offset:] or fail(errno.EACCES)
         return os.pread(self.contents.need_bytes(content), size, offset)
 
     def write(self, inode: int, handle: int, offset: int, data: memoryview, caller: Caller) -> int:

@@ -20,7 +20,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -54,7 +54,7 @@ from tierwise.archive.scrub import RepairReport, ScrubReport, repair, scrub
 from tierwise.archive.seal import ImageReport, Sealer
 from tierwise.archive.shelf import Shelf
 from tierwise.archive.store import Store
-from tierwise.core.errors import MissingFileError, StateError
+from tierwise.core.errors import MissingFileError, StateError, UsageError
 from tierwise.core.progress import SILENT, Progress
 
 CATALOGUE = "metadata/catalogue.db"
@@ -198,6 +198,7 @@ class Archive:
             room=self._room,
             usage=self._usage,
             crash_point=self.crash_point,
+            passthrough=self.config.buffer_size_bytes is None,
         )
         self._fs.free_unnamed()
         self.store.drop_recalled()
@@ -293,7 +294,11 @@ class Archive:
                         sealer.forget_deleted()
                         return reports
                     self.crash_point("seal: image planned")
-                    reports.append(sealer.seal(image, crash_point=self.crash_point))
+                    try:
+                        reports.append(sealer.seal(image, crash_point=self.crash_point))
+                    except UsageError:
+                        planner.unplan(image)
+                        continue
                     self.crash_point("seal: image entered")
                     task.advance()
 
@@ -510,16 +515,39 @@ def _rebuild(
     return report
 
 
-def mountable(root: Path, *, wait_for_discs: bool = True) -> ArchiveFileSystem:
+def mountable(
+    root: Path,
+    *,
+    wait_for_discs: bool = True,
+    refuse_uids: Collection[int] = (),
+    refuse_programs: Collection[str] = (),
+) -> ArchiveFileSystem:
     """Return an archive's file system for a mount; the archive closes when it is unmounted.
 
     Args:
         root: The archive's folder.
-        wait_for_discs: Whether a read may wait for a disc; otherwise it gets EAGAIN beyond the
+        wait_for_discs: Whether a read may wait for a disc; otherwise it gets EACCES beyond the
             forepart.
+        refuse_uids: Users whose reads may not.
+        refuse_programs: Names of programs (as in /proc/PID/comm) whose reads may not: indexers,
+            thumbnailers.
     """
+
+    def may_recall(caller: Caller) -> bool:
+        if not wait_for_discs or caller.uid in refuse_uids:
+            return False
+        return not refuse_programs or _program(caller.pid) not in refuse_programs
+
     archive = Archive.open(root)
-    archive.may_recall = lambda caller: wait_for_discs
+    archive.may_recall = may_recall
     fs = archive.fs
     fs.on_destroy = archive.let_go
     return fs
+
+
+def _program(pid: int) -> str:
+    """Return the name of a running program, "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -96,8 +96,16 @@ def init(  # noqa: PLR0917 - click gives them by name
     show_default=True,
     help="What a read does when its bytes are only on disc.",
 )
+@click.option("--refuse-uid", type=int, multiple=True, help="Users whose reads wait for no disc.")
+@click.option("--refuse-program", multiple=True, help="Programs whose reads wait for no disc.")
 @debug_option
-def mount(root: Path, mountpoint: Path, recall: str) -> None:
+def mount(
+    root: Path,
+    mountpoint: Path,
+    recall: str,
+    refuse_uid: tuple[int, ...],
+    refuse_program: tuple[str, ...],
+) -> None:
     """Mount the archive on MOUNTPOINT until it is unmounted or interrupted."""
     from tierwise.core.extras import require_extra
 
@@ -105,7 +113,12 @@ def mount(root: Path, mountpoint: Path, recall: str) -> None:
     from tierwise.archive.fuse import serve
     from tierwise.archive.vault import mountable
 
-    fs = mountable(root, wait_for_discs=recall == "wait")
+    fs = mountable(
+        root,
+        wait_for_discs=recall == "wait",
+        refuse_uids=refuse_uid,
+        refuse_programs=refuse_program,
+    )
     serve(fs, mountpoint, on_ready=lambda: click.echo(f"{root} is mounted on {mountpoint}"))
 
 
