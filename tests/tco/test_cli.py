@@ -69,6 +69,24 @@ def test_explain_prints_the_share_as_defects_go(capsys: pytest.CaptureFixture[st
     assert round(json.loads(text)["steps"][0]["usd_per_tb"], 2) == 324.88
 
 
+def test_anyone_can_switch_a_defect(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('model = "precursor"\nmigration_usd_tb = 50.0\n[defects]\nkwh_unit = false\n')
+    _, text, _ = call(capsys, "explain", str(mine), "--json")
+    from_file = json.loads(text)["steps"][0]
+    _, text, _ = call(
+        capsys, "explain", "precursor-2017", "--set", "migration_usd_tb=50.0",
+        "--set", "defects.kwh_unit=false", "--json",
+    )  # fmt: skip
+    steps = json.loads(text)["steps"]
+    assert steps[0] == from_file
+    assert steps[0]["change"] == "as given"
+    assert steps[0]["total"] == steps[1]["total"]  # that defect was off already
+    code, _, err = call(capsys, "explain", "precursor-2017", "--set", "defects.kwh=false")
+    assert code == 4
+    assert "kwh_unit" in err
+
+
 def test_explain_inputs_and_changes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, text, _ = call(capsys, "explain", "--strategy", "tape", "--against", "optical", "--json")
     assert code == 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -251,6 +253,23 @@ def test_a_taken_port_is_said_in_words() -> None:
         taken.listen()
         with pytest.raises(UsageError, match="cannot be used"):
             _listen(taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_the_verb_serves_until_it_is_told_to_end(how: signal.Signals) -> None:
+    code = "from tierwise.cli.main import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "tco", "serve", "--port", "0", "--set", "horizon_years=3"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as server:  # fmt: skip
+        assert server.stdout is not None
+        url = server.stdout.readline().removeprefix("serving ").strip()
+        assert url.startswith("http://127.0.0.1:")
+        assert get(f"{url}api/fields")[0] == 200
+        server.send_signal(how)
+        _, errors = server.communicate(timeout=60)
+        assert server.returncode == 0, errors
+        assert errors == ""
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")

@@ -377,42 +377,52 @@ def breakeven(
 @click.option("--against", help="Explain the ratio to this strategy instead.")
 @click.option("--sobol", "base_samples", type=int, help="Sobol indices with this base (2^n).")
 @click.option("--seed", default=0, show_default=True, help="Seed of the Sobol sequence.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key of WHAT.")
 @_output_options
 def explain(
     *, what: str, other: str | None, strategy: str | None, against: str | None,
-    base_samples: int | None, seed: int, as_json: bool, as_csv: bool,
+    base_samples: int | None, seed: int, changes: tuple[str, ...], as_json: bool, as_csv: bool,
 ) -> None:  # fmt: skip
     """Print what a result rests on.
 
-    WHAT is a preset or a scenario file. precursor-2017: the migration share as each defect is
-    removed. dshr: the endowment as each quirk is removed. A scenario: which inputs move its
-    cost. Two scenarios: what changed between them.
+    WHAT is a preset or a file. precursor-2017: the migration share as each defect is removed
+    (or some, with --set defects.NAME=false). dshr: the endowment as each quirk is removed. A
+    scenario: which inputs move its cost. Two scenarios: what changed between them.
     """
     require_extra("tco")
-    if what in ("precursor-2017", "dshr"):
-        table, result, records = _explain_model(what)
+    from tierwise.tco.scenario import PRESETS_FOLDER, model_of
+
+    path = Path(what) if what.endswith(".toml") else PRESETS_FOLDER / f"{what}.toml"
+    model = model_of(path)
+    if model is not None:
+        table, result, records = _explain_model(model, path, changes)
     elif other is not None:
-        table, result, records = _explain_change(what, other, strategy)
+        before, after = _named(what, changes), _named(other, ())
+        table, result, records = _explain_change(before, after, strategy)
     else:
-        table, result, records = _explain_inputs(what, strategy, against, base_samples, seed)
+        scenario = _named(what, changes)
+        table, result, records = _explain_inputs(scenario, strategy, against, base_samples, seed)
     _print_table(table, result, records, as_json=as_json, as_csv=as_csv)
 
 
-def _named(what: str) -> Scenario:
-    return _load(Path(what), None, ()) if what.endswith(".toml") else _load(None, what, ())
+def _named(what: str, changes: Sequence[str]) -> Scenario:
+    if what.endswith(".toml"):
+        return _load(Path(what), None, changes)
+    return _load(None, what, changes)
 
 
-def _explain_model(what: str) -> tuple[Table, dict[str, object], Records]:
+def _explain_model(
+    model: str, path: Path, changes: Sequence[str]
+) -> tuple[Table, dict[str, object], Records]:
     from tierwise.core.config import load_config
     from tierwise.core.report import Table
     from tierwise.tco import explain as explaining
     from tierwise.tco.dshr import DshrConfig
     from tierwise.tco.precursor import PrecursorConfig
-    from tierwise.tco.scenario import PRESETS_FOLDER
 
-    path = PRESETS_FOLDER / f"{what}.toml"
-    if what == "dshr":
-        lines = explaining.explain_dshr(load_config(DshrConfig, path))
+    what = path.stem
+    if model == "dshr":
+        lines = explaining.explain_dshr(load_config(DshrConfig, path, changes))
         table = Table(
             caption="Endowment per TB for 100 years",
             header=("change", "USD/TB"),
@@ -420,7 +430,7 @@ def _explain_model(what: str) -> tuple[Table, dict[str, object], Records]:
         )
         rows = [{"change": change, "usd_per_tb": amount} for change, amount in lines]
         return table, {"preset": what, "steps": rows}, rows
-    explained = explaining.explain_precursor(load_config(PrecursorConfig, path))
+    explained = explaining.explain_precursor(load_config(PrecursorConfig, path, changes))
     steps = [
         {
             "change": line.change,
@@ -439,13 +449,12 @@ def _explain_model(what: str) -> tuple[Table, dict[str, object], Records]:
 
 
 def _explain_change(
-    what: str, other: str, strategy: str | None
+    before: Scenario, after: Scenario, strategy: str | None
 ) -> tuple[Table, dict[str, object], Records]:
     from tierwise.core.report import Table
     from tierwise.tco.report import usd
     from tierwise.tco.solve import waterfall
 
-    before, after = _named(what), _named(other)
     fall = waterfall(before, after, strategy or before.plans[0].name)
     rows = [
         (fall.start_name, usd(fall.start_usd)),
@@ -468,7 +477,11 @@ def _explain_change(
 
 
 def _explain_inputs(
-    what: str, strategy: str | None, against: str | None, base_samples: int | None, seed: int
+    scenario: Scenario,
+    strategy: str | None,
+    against: str | None,
+    base_samples: int | None,
+    seed: int,
 ) -> tuple[Table, dict[str, object], Records]:
     from tierwise.core.report import Table
     from tierwise.tco.compare import compare as run_compare
@@ -476,7 +489,6 @@ def _explain_inputs(
     from tierwise.tco.solve import find_strategy
     from tierwise.tco.spread import sobol, tornado
 
-    scenario = _named(what)
     inputs = resolve_inputs(scenario)
     name = strategy or run_compare(scenario, samples=0).ranking[0].name
     plan = find_strategy(scenario, name)

@@ -28,7 +28,9 @@ class Explanation:
 
 def precursor_steps(config: PrecursorConfig) -> list[tuple[str, PrecursorConfig]]:
     """Return the chain of changes, each on top of the one before."""
-    steps = [("as published", config)]
+    published = config.defects == Defects() and config.decline is None
+    published = published and config.migration_usd_tb is None and config.library == "published"
+    steps = [("as published" if published else "as given", config)]
 
     def then(change: str, **off: bool) -> None:
         last = steps[-1][1]
@@ -99,8 +101,9 @@ def explain_dshr(config: DshrConfig | None = None) -> list[tuple[str, float]]:
     textbook = replace(base, quirks=Quirks(linear_discount=False))
     bought = replace(base, quirks=Quirks(current_capacity=False))
     both = replace(base, quirks=Quirks(linear_discount=False, current_capacity=False))
+    published = base == DshrConfig()
     return [
-        ("as published", endowment_usd_per_tb(base)),
+        ("as published" if published else "as given", endowment_usd_per_tb(base)),
         ("two copies", endowment_usd_per_tb(replace(base, replication=2 * base.replication))),
         ("discounted by 1 / (1 + r) ** y", endowment_usd_per_tb(textbook)),
         ("running cost on the capacity bought", endowment_usd_per_tb(bought)),

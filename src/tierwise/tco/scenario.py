@@ -9,6 +9,7 @@ by country and owner.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -198,7 +199,7 @@ def load_preset(name: str = DEFAULT_PRESET, overrides: Sequence[str] = ()) -> Sc
     known = sorted(item.stem for item in PRESETS_FOLDER.glob("*.toml"))
     if name not in known:
         raise ConfigError(f"no preset {name!r}", hint=f"presets: {', '.join(known)}")
-    if "model" in _tables(path):
+    if model_of(path) is not None:
         raise ConfigError(
             f"preset {name} is a model of its own, not a scenario",
             hint=f"tierwise tco explain {name}",
@@ -206,10 +207,16 @@ def load_preset(name: str = DEFAULT_PRESET, overrides: Sequence[str] = ()) -> Sc
     return load_scenario(path, overrides)
 
 
-def _tables(path: Path) -> set[str]:
-    import tomllib
+def model_of(path: Path) -> str | None:
+    """Return the restated model a file is for (`precursor`, `dshr`); None for a scenario.
 
-    return set(tomllib.loads(path.read_text(encoding="utf-8")))
+    A file that is absent or not TOML is left for the loader to refuse.
+    """
+    try:
+        model = tomllib.loads(path.read_text(encoding="utf-8")).get("model")
+    except (OSError, ValueError):
+        return None
+    return model if model in ("precursor", "dshr") else None
 
 
 def check_scenario(scenario: Scenario) -> Scenario:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
 
@@ -30,7 +31,8 @@ def serve_page(base: Scenario, *, port: int, seed: int, ready: Callable[[str], o
     app = make_app(base, seed=seed)
     config = uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False)
     ready(f"http://{LOOPBACK}:{listener.getsockname()[1]}/")
-    uvicorn.Server(config).run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how the page ends
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listen(port: int) -> socket.socket:
