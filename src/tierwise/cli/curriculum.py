@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tierwise.cli.curriculum_train import evaluate, train
+from tierwise.cli.curriculum_train import evaluate, study, train
 from tierwise.cli.options import debug_option, json_option, print_result
 
 if TYPE_CHECKING:
+    from tierwise.curriculum.models import LocalModel
     from tierwise.curriculum.samples import SampleSet
     from tierwise.curriculum.scoring import ScoreConfig
+    from tierwise.curriculum.server import ServerPool
 
 _ARMS = (
     "all", "mid+hard", "random", "unsolved", "band", "easy", "medium", "hard", "random-medium",
@@ -28,11 +31,23 @@ def group() -> None:
 
 group.add_command(train)
 group.add_command(evaluate)
+group.add_command(study)
 
 
 @group.command()
 @click.argument("data", type=click.Path(path_type=Path))
-@click.option("--model", required=True, help="A model folder; 'tiny' is the one that ships.")
+@click.option(
+    "--model",
+    required=True,
+    help="A model folder; 'tiny' is the one that ships; with --server, the name it is served as.",
+)
+@click.option(
+    "--server",
+    "servers",
+    multiple=True,
+    metavar="URL",
+    help="Base of an OpenAI-compatible server, such as http://host:8000/v1; repeat for more.",
+)
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Folder of the log and scores."
 )
@@ -47,6 +62,7 @@ def score(
     *,
     data: Path,
     model: str,
+    servers: tuple[str, ...],
     out: Path,
     config: Path | None,
     overrides: tuple[str, ...],
@@ -71,13 +87,12 @@ def score(
         raise StateError(
             f"{out} holds attempts already", hint="add --resume to go on, or choose another --out"
         )
-    from tierwise.curriculum.models import LocalModel
     from tierwise.curriculum.scores import SCORES_NAME
     from tierwise.curriculum.scoring import score as run
 
     found = run(
         samples,
-        LocalModel.load(_model_folder(model)),
+        _answerer(model, servers),
         config=settings,
         folder=out,
         seed=seed,
@@ -211,9 +226,15 @@ def _read(data: Path, *, skip_bad: bool) -> SampleSet:
     return read_samples(data, skip_bad=skip_bad)
 
 
-def _model_folder(model: str) -> Path:
+def _answerer(model: str, servers: tuple[str, ...]) -> LocalModel | ServerPool:
+    from tierwise.curriculum.models import LocalModel
+    from tierwise.curriculum.server import ServerPool
+
+    if servers:
+        key = os.environ.get("OPENAI_API_KEY", "")
+        return ServerPool(endpoints=servers, model=model, api_key=key)
     if model != "tiny":
-        return Path(model)
+        return LocalModel.load(model)
     from tierwise.curriculum.tiny.build import tiny_model_path
 
-    return tiny_model_path()
+    return LocalModel.load(tiny_model_path())
