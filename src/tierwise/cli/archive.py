@@ -129,7 +129,30 @@ def mount(
 def status(root: Path, as_json: bool) -> None:
     """Say where the bytes are, and what waits for the next step."""
     with _opened(root) as archive:
-        print_result(archive.status(), as_json=as_json)
+        found = archive.status()
+    print_result(found, as_json=as_json, text=_status_text(found))
+
+
+def _status_text(found: dict[str, Any]) -> str:
+    """Return a status as lines for people."""
+    from tierwise.core.units import format_size
+
+    disc = format_size(found["disc_size_bytes"])
+    lines = [
+        f"archive   {found['archive_id']}, arrays of {found['array']} discs of {disc}",
+        f"names     {found['files']} files, {found['folders']} folders",
+    ]
+    lines += [
+        f"{state:<9} {row['versions']} contents, {format_size(row['bytes'])}"
+        for state, row in found["content"].items()
+    ]
+    lines.append(f"buffer    {format_size(found['buffer_bytes'])}")
+    for what in ("images", "arrays", "discs", "recalls"):
+        counts = ", ".join(f"{count} {state}" for state, count in found[what].items())
+        lines.append(f"{what:<9} {counts or 'none'}")
+    if found["unrecorded_changes"]:
+        lines.append(f"{found['unrecorded_changes']} changes of names are on no image yet")
+    return "\n".join(lines)
 
 
 @group.command()
