@@ -1,4 +1,4 @@
-"""`tierwise curriculum train` and `eval`: parse, call one function, print its records."""
+"""`tierwise curriculum train`, `eval` and `study`: parse, call one function, print its records."""
 
 from __future__ import annotations
 
@@ -118,6 +118,62 @@ def evaluate(
             record[f"change {change.group} {change.decoding.value}"] = (
                 f"{change.difference:+.4f} [{change.low:+.4f}, {change.high:+.4f}] {change.verdict}"
             )
+    print_result(record, as_json=as_json)
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the study.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting.")
+@click.option("--dry-run", is_flag=True, help="Say what it would take, and stop.")
+@json_option
+@debug_option
+def study(
+    *, config: Path, out: Path, overrides: tuple[str, ...], dry_run: bool, as_json: bool
+) -> None:
+    """Train every arm of CONFIG under several seeds and compare them; the same command goes on.
+
+    Start it again in another terminal to work on other runs of the same study.
+    """
+    from tierwise.core.extras import require_extra
+
+    require_extra("curriculum")
+    from tierwise.core.config import dump_config, load_config
+    from tierwise.core.progress import choose_progress
+    from tierwise.core.records import write_whole
+    from tierwise.core.report import write_report
+    from tierwise.curriculum.samples import read_samples
+    from tierwise.curriculum.study import StudyConfig, analyse, cells_of, price, run_study
+
+    settings = load_config(StudyConfig, config, overrides)
+    if dry_run:
+        held_out = read_samples(config.parent / settings.held_out).samples
+        print_result({**price(settings, num_held_out=len(held_out))}, as_json=as_json)
+        return
+    with stop_on_signal() as stop:
+        cells = run_study(
+            settings,
+            base=config.parent,
+            folder=out,
+            make_optimizer=make_optimizer,
+            progress=choose_progress(as_json=as_json),
+            stop=stop,
+        )
+        if stop():
+            raise KeyboardInterrupt
+    from tierwise.curriculum.study_report import study_report
+
+    write_whole(out / "config.toml", dump_config(settings))
+    page = write_report(study_report(settings, cells), out)
+    record: dict[str, object] = {
+        "report": str(page),
+        "runs_done": len(cells),
+        "runs_planned": len(cells_of(settings)),
+    }
+    for one in analyse(cells, settings.control).comparisons:
+        record[f"{one.arm} - {one.control} {one.decoding.value}"] = (
+            f"{one.difference:+.4f} [{one.wide_low:+.4f}, {one.wide_high:+.4f}] {one.verdict}"
+        )
     print_result(record, as_json=as_json)
 
 

@@ -351,6 +351,20 @@ def _values(rows: Sequence[SampleScore]) -> dict[Decoding, Floats]:
     return values
 
 
+def score_matrix(evaluations: Sequence[Sequence[SampleScore]], decoding: Decoding) -> Floats | None:
+    """Return scores of shape (evaluations, samples), NaN without a verdict; None if none drawn.
+
+    Raises:
+        UsageError: The evaluations are not of the same samples in the same order.
+    """
+    ids = [row.id for row in evaluations[0]]
+    if any([row.id for row in rows] != ids for rows in evaluations):
+        raise UsageError("the evaluations are not of the same samples in the same order")
+    rows = [_values(scores).get(decoding) for scores in evaluations]
+    known = [row for row in rows if row is not None]
+    return np.stack(known) if len(known) == len(rows) else None
+
+
 def _mean_of_known(draws: Sequence[float]) -> float:
     known = [value for value in draws if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan

@@ -158,33 +158,24 @@ def run_recipe(
         )
 
     before = score() if held_out else ()
-    stages: dict[str, TrainResult] = {}
-    common = {"seed": config.seed, "progress": progress, "stop": stop, "clock": clock}
-    if config.sft is not None:
-        path = base / (config.sft_data or config.data)
-        optimizer = make_optimizer(model.model, config.sft_optimizer, config.sft.max_grad_norm)
-        try:
-            stages["sft"] = train_sft(
-                model, read_samples(path).samples, read_targets(path, config.target_field),
-                optimizer, config.sft, folder=folder / "sft", **common,  # type: ignore[arg-type]
-            )  # fmt: skip
-        finally:
-            close(optimizer)
-    if config.grpo is not None and all(stage.finished for stage in stages.values()):
-        optimizer = make_optimizer(model.model, config.grpo_optimizer, config.grpo.max_grad_norm)
-        try:
-            stages["grpo"] = train_grpo(
-                model, samples, optimizer, config.grpo, folder=folder / "grpo",
-                reward=judged, strata=strata, **common,  # type: ignore[arg-type]
-            )  # fmt: skip
-        finally:
-            close(optimizer)
+    sft_path = base / (config.sft_data or config.data)
+    plan = Plan(
+        sft=config.sft,
+        sft_samples=read_samples(sft_path).samples if config.sft is not None else (),
+        targets=read_targets(sft_path, config.target_field) if config.sft is not None else {},
+        sft_optimizer=config.sft_optimizer,
+        grpo=config.grpo,
+        grpo_samples=samples,
+        strata=strata,
+        grpo_optimizer=config.grpo_optimizer,
+    )
+    stages = run_stages(
+        model, plan, folder=folder, seed=config.seed, make_optimizer=make_optimizer,
+        progress=progress, stop=stop, clock=clock,
+    )  # fmt: skip
+    if stages is None:
+        return RecipeResult(finished=False, model_folder=None, stages={}, changes=(), report=None)
     last = list(stages.values())[-1]
-    wanted = (config.sft is not None) + (config.grpo is not None)
-    if len(stages) < wanted or not last.finished:
-        return RecipeResult(
-            finished=False, model_folder=None, stages=stages, changes=(), report=None
-        )
     changes = differences(before, score(), seed=config.seed) if held_out else ()
     _record(folder, stages, changes, clock)
     return RecipeResult(
@@ -194,6 +185,58 @@ def run_recipe(
         changes=changes,
         report=write_report(_report(stages, changes), folder),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The stages of a run with what they train on; a stage that is None is left out."""
+
+    sft: SftConfig | None
+    sft_samples: Sequence[Sample]
+    targets: Mapping[str, str]
+    sft_optimizer: OptimizerConfig
+    grpo: TrainConfig | None
+    grpo_samples: Sequence[Sample]
+    strata: Mapping[str, str]
+    grpo_optimizer: OptimizerConfig
+
+
+def run_stages(
+    model: LocalModel,
+    plan: Plan,
+    *,
+    folder: Path,
+    seed: int,
+    make_optimizer: MakeOptimizer,
+    progress: Progress = SILENT,
+    stop: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.time,
+) -> dict[str, TrainResult] | None:
+    """Train a model in place through the stages of a plan; None when it was asked to stop."""
+    stages: dict[str, TrainResult] = {}
+    if plan.sft is not None:
+        optimizer = make_optimizer(model.model, plan.sft_optimizer, plan.sft.max_grad_norm)
+        try:
+            stages["sft"] = train_sft(
+                model, plan.sft_samples, plan.targets, optimizer, plan.sft, folder=folder / "sft",
+                seed=seed, progress=progress, stop=stop, clock=clock,
+            )  # fmt: skip
+        finally:
+            close(optimizer)
+        if not stages["sft"].finished:
+            return None
+    if plan.grpo is not None:
+        optimizer = make_optimizer(model.model, plan.grpo_optimizer, plan.grpo.max_grad_norm)
+        try:
+            stages["grpo"] = train_grpo(
+                model, plan.grpo_samples, optimizer, plan.grpo, folder=folder / "grpo", seed=seed,
+                reward=judged, strata=plan.strata, progress=progress, stop=stop, clock=clock,
+            )  # fmt: skip
+        finally:
+            close(optimizer)
+        if not stages["grpo"].finished:
+            return None
+    return stages
 
 
 def judged(sample: Sample, text: str) -> float:

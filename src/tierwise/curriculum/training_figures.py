@@ -13,7 +13,7 @@ from typing import Any
 from tierwise.core.report import Block, Figure, Section, Table, Text, csv_of, svg_of
 from tierwise.curriculum.evaluate import NO_DIFFERENCE, Accuracy, Decoding, Difference
 
-_COLOURS = {"higher": "#4c9f70", "lower": "#c8553d", NO_DIFFERENCE: "#5b5f73"}
+COLOURS = {"higher": "#4c9f70", "lower": "#c8553d", NO_DIFFERENCE: "#5b5f73"}
 _WINDOW = 5
 
 
@@ -82,7 +82,7 @@ def learning_figure(metrics: Sequence[Mapping[str, Any]], *, name: str = "learni
         name=name,
         caption=f"Each dot is a training step, the line the mean of {_WINDOW}. Groups that agree "
         "(all their answers right, or all wrong) teach nothing.",
-        svg=_drawing(draw, height=2.1),
+        svg=drawing(draw, height=2.1),
         csv=csv_of(("step", *columns), rows),
     )
 
@@ -101,7 +101,7 @@ def difference_figure(
         axes = figure.subplots()
         axes.axvline(0, color="#888", linewidth=1)
         for place, change in enumerate(reversed(shown)):
-            colour = _COLOURS[change.verdict]
+            colour = COLOURS[change.verdict]
             axes.plot([100 * change.low, 100 * change.high], [place, place], color=colour)
             marker = "o" if change.decoding is Decoding.GREEDY else "s"
             axes.plot([100 * change.difference], [place], marker, color=colour)
@@ -117,7 +117,7 @@ def difference_figure(
     return Figure(
         name=name,
         caption=caption,
-        svg=_drawing(draw, height=0.9 + 0.22 * max(1, len(shown))),
+        svg=drawing(draw, height=0.9 + 0.22 * max(1, len(shown))),
         csv=csv_of((*header, "verdict"), table),
     )
 
@@ -163,7 +163,8 @@ def accuracy_table(found: Sequence[Accuracy]) -> Table:
     )
 
 
-def _drawing(draw: Callable[[Any], None], *, height: float) -> str:
+def drawing(draw: Callable[[Any], None], *, height: float) -> str:
+    """Return what a function draws on a figure as SVG; the height is in inches."""
     from matplotlib.figure import Figure as Drawing
 
     figure = Drawing(figsize=(7.6, height), layout="constrained")

@@ -1,0 +1,171 @@
+"""A study's findings as a report: one sentence an arm, a forest plot, tables, what it cost.
+
+The sentences are made from the intervals alone, so that a report cannot say more than they do.
+Left out: the raw scores, which are in the cells' folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tierwise.core.report import Block, Figure, Report, Section, Table, Text, csv_of
+from tierwise.curriculum.evaluate import NO_DIFFERENCE, Decoding
+from tierwise.curriculum.study import (
+    BASE,
+    ArmAccuracy,
+    CellResult,
+    Comparison,
+    StudyConfig,
+    StudyResult,
+    analyse,
+    cells_of,
+    spent_by_arm,
+)
+from tierwise.curriculum.training_figures import COLOURS, drawing
+
+
+def study_report(config: StudyConfig, cells: Sequence[CellResult]) -> Report:
+    """Return the report of the cells that are done.
+
+    Args:
+        config: The study.
+        cells: From `run_study` or `read_cells`.
+    """
+    found = analyse(cells, config.control)
+    planned = len(cells_of(config))
+    blocks: list[Block] = [Text(text=line) for line in conclusions(found, config.control)]
+    for decoding in (Decoding.SAMPLED, Decoding.GREEDY):
+        shown = [one for one in found.comparisons if one.decoding is decoding]
+        if shown:
+            blocks.append(forest_figure(shown, name=f"forest-{decoding.value}"))
+    blocks += [
+        accuracy_table(found.accuracies),
+        comparison_table(found.comparisons),
+        spent_table(cells),
+    ]
+    summary = (
+        ("training runs done", f"{len(cells)} of {planned}"),
+        ("seeds an arm", str(config.num_seeds)),
+        ("held-out samples", str(len(cells[0].scores) if cells else 0)),
+        ("comparisons", str(len(found.comparisons))),
+    )
+    return Report(
+        title="Does the choice of samples matter",
+        summary=summary,
+        sections=(
+            Section(title="What the numbers bear", blocks=tuple(blocks)),
+            Section(title="How to read this", blocks=(Text(text=_READING),)),
+        ),
+    )
+
+
+_READING = (
+    "Every arm was trained from the same model for the same number of steps, prompts and rollouts; "
+    "only the samples differ. Intervals hold 95 % and take both the held-out samples and the "
+    "training seeds at random; with few seeds they are somewhat too narrow. A comparison reads "
+    "higher or lower only if its interval, widened for all comparisons of this study together "
+    "(Bonferroni), leaves out zero. 'No difference seen' is not 'no difference': it says that this "
+    "many seeds and samples cannot tell."
+)
+
+
+def conclusions(found: StudyResult, control: str) -> list[str]:
+    """Return a sentence on training at all, and one on choosing samples."""
+    lines = []
+    for decoding in (Decoding.SAMPLED, Decoding.GREEDY):
+        trained = [c for c in found.comparisons if c.decoding is decoding and c.control == BASE]
+        chosen = [c for c in found.comparisons if c.decoding is decoding and c.control == control]
+        if trained:
+            lines.append(f"{decoding.value} accuracy against the untrained base: {_list(trained)}.")
+        if chosen:
+            lines.append(f"{decoding.value} accuracy against {control}: {_list(chosen)}.")
+    return [line[:1].upper() + line[1:] for line in lines]
+
+
+def _list(comparisons: Sequence[Comparison]) -> str:
+    return "; ".join(
+        f"{one.arm} {100 * one.difference:+.1f} points "
+        f"[{100 * one.wide_low:+.1f}, {100 * one.wide_high:+.1f}] ({one.verdict})"
+        for one in comparisons
+    )
+
+
+def forest_figure(comparisons: Sequence[Comparison], *, name: str) -> Figure:
+    """Return the differences with their intervals; thin lines are the widened ones."""
+    labels = [f"{one.arm} - {one.control}" for one in comparisons]
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.axvline(0, color="#888", linewidth=1)
+        for place, one in enumerate(reversed(comparisons)):
+            colour = COLOURS[one.verdict]
+            wide = [100 * one.wide_low, 100 * one.wide_high]
+            axes.plot(wide, [place, place], color=colour, linewidth=0.8)
+            axes.plot([100 * one.low, 100 * one.high], [place, place], color=colour, linewidth=2.5)
+            axes.plot([100 * one.difference], [place], "o", color=colour)
+        axes.set_yticks(range(len(labels)), labels[::-1], fontsize=8)
+        axes.set_xlabel("percentage points")
+
+    rows = [
+        (one.arm, one.control, one.decoding.value, one.difference, one.low, one.high, one.wide_low,
+         one.wide_high, one.verdict)
+        for one in comparisons
+    ]  # fmt: skip
+    header = ("arm", "control", "decoding", "difference", "low", "high", "wide_low", "wide_high")
+    return Figure(
+        name=name,
+        caption=f"Differences of {comparisons[0].decoding.value} held-out accuracy. Thick: 95 % "
+        f"interval; thin: widened for all comparisons together. Grey: {NO_DIFFERENCE}.",
+        svg=drawing(draw, height=0.9 + 0.24 * len(labels)),
+        csv=csv_of((*header, "verdict"), rows),
+    )
+
+
+def accuracy_table(found: Sequence[ArmAccuracy]) -> Table:
+    """Return each arm's accuracy with its interval."""
+    return Table(
+        caption="Held-out accuracy in %, mean over seeds, with 95 % intervals.",
+        header=("arm", "decoding", "seeds", "samples", "accuracy", "interval"),
+        rows=tuple(
+            (
+                one.arm, one.decoding.value, str(one.num_seeds), str(one.num_samples),
+                f"{100 * one.value:.1f}", f"{100 * one.low:.1f} - {100 * one.high:.1f}",
+            )
+            for one in found
+        ),
+    )  # fmt: skip
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+    """Return every comparison with both intervals."""
+    return Table(
+        caption="Differences in percentage points: 95 % interval, and the one widened for all "
+        "comparisons together, which decides how it reads.",
+        header=("arm", "control", "decoding", "difference", "95 %", "all together", "reads"),
+        rows=tuple(
+            (
+                one.arm, one.control, one.decoding.value, f"{100 * one.difference:+.1f}",
+                f"{100 * one.low:+.1f} to {100 * one.high:+.1f}",
+                f"{100 * one.wide_low:+.1f} to {100 * one.wide_high:+.1f}",
+                one.verdict,
+            )
+            for one in comparisons
+        ),
+    )  # fmt: skip
+
+
+def spent_table(cells: Sequence[CellResult]) -> Table:
+    """Return what each arm spent: equal in completions, not in tokens or seconds."""
+    return Table(
+        caption="What one training run of each arm took, mean over seeds. Completions are equal by "
+        "design; seconds are wall time of a shared machine.",
+        header=("arm", "samples", "completions", "tokens", "seconds"),
+        rows=tuple(
+            (
+                arm, f"{spent['num_samples']:.0f}", f"{spent['completions']:.0f}",
+                f"{spent['completion_tokens']:.0f}", f"{spent['seconds']:.1f}",
+            )
+            for arm, spent in spent_by_arm(cells).items()
+        ),
+    )  # fmt: skip

@@ -1,0 +1,256 @@
+"""A study: arms parsed, cells resumed and shared, intervals that know seeds, sentences that fit."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tierwise.core.errors import ConfigError, DataError
+from tierwise.core.report import Figure, render_html
+from tierwise.curriculum import study as study_module
+from tierwise.curriculum.evaluate import Decoding, EvalConfig, SampleScore
+from tierwise.curriculum.experience import SamplingConfig
+from tierwise.curriculum.grpo import GrpoConfig
+from tierwise.curriculum.learner import TrainConfig
+from tierwise.curriculum.models import LocalModel
+from tierwise.curriculum.probes import Sampling
+from tierwise.curriculum.recipe import OptimizerConfig
+from tierwise.curriculum.samples import read_samples
+from tierwise.curriculum.scoring import ScoreConfig, score
+from tierwise.curriculum.select import PAPER_PAIRINGS
+from tierwise.curriculum.sft import SftConfig
+from tierwise.curriculum.study import (
+    Cell,
+    CellResult,
+    StudyConfig,
+    analyse,
+    cells_of,
+    parse_arm,
+    price,
+    read_cells,
+    run_study,
+    spent_by_arm,
+)
+from tierwise.curriculum.study_report import conclusions, study_report
+from tierwise.curriculum.tiny import build, tasks
+
+
+def config(**changes: Any) -> StudyConfig:
+    values: dict[str, Any] = {
+        "model": "model",
+        "data": "train/samples.jsonl",
+        "scores": "scores",
+        "held_out": "held/samples.jsonl",
+        "arms": ("all", "random->all"),
+        "control": "all",
+        "num_seeds": 2,
+        "sft": SftConfig(steps=1, batch_size=2),
+        "grpo": TrainConfig(
+            steps=2,
+            checkpoint_every=1,
+            sampling=SamplingConfig(prompts_per_step=2, group_size=2, max_new_tokens=3),
+            objective=GrpoConfig(kl_weight=0.0),
+        ),
+        "evaluate": EvalConfig(num_draws=2, max_new_tokens=3),
+        **changes,
+    }
+    return StudyConfig(**values)
+
+
+@functools.cache
+def _untrained() -> LocalModel:
+    torch.set_num_threads(1)
+    small = build.TinyConfig(
+        vision_width=16, vision_layers=1, vision_heads=2, width=24, layers=4, heads=2, mlp_width=48
+    )
+    return LocalModel(build.build_model(small, seed=0), build.build_processor(small))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    tasks.write_dataset(folder / "train", num_samples=6, seed=3, split="train")
+    tasks.write_dataset(folder / "held", num_samples=5, seed=3, split="held_out")
+    made = _untrained()
+    made.model.save_pretrained(folder / "model")
+    made.processor.save_pretrained(folder / "model")
+    score(
+        read_samples(folder / "train" / "samples.jsonl"),
+        LocalModel(copy.deepcopy(made.model), made.processor),
+        config=ScoreConfig(
+            num_attempts=1, permilles=(0, 500), blind=False, cmab=False,
+            sampling=Sampling(max_new_tokens=3),
+        ),
+        folder=folder / "scores",
+        seed=1,
+    )  # fmt: skip
+    return folder
+
+
+def plain(
+    module: torch.nn.Module, settings: OptimizerConfig, max_grad_norm: float
+) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=1e-3)
+
+
+@pytest.fixture(autouse=True)
+def _number_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An untrained model is never right; let it be rewarded for what it does now and then."""
+    for module in (study_module, __import__("tierwise.curriculum.recipe", fromlist=["judged"])):
+        monkeypatch.setattr(module, "judged", lambda sample, text: float(len(text) % 2))
+
+
+def values_of(cells: tuple[CellResult, ...]) -> list[Any]:
+    return [(c.cell, c.scores, c.completions, c.completion_tokens) for c in cells]
+
+
+def test_arms_are_those_of_the_paper() -> None:
+    for first, second in PAPER_PAIRINGS:
+        assert parse_arm(f"{first.value}->{second.value}") == (first, second)
+    with pytest.raises(ConfigError, match="no arm 'medum->hard'"):
+        parse_arm("medum->hard")
+    with pytest.raises(ConfigError, match="no arm"):
+        config(arms=("all", "everything"))
+    with pytest.raises(ConfigError, match="control"):
+        config(control="random")
+
+
+def test_cells_come_seed_by_seed_after_the_base() -> None:
+    names = [cell.name for cell in cells_of(config())]
+    assert names == ["base-0", "all-1", "random_then_all-1", "all-2", "random_then_all-2"]
+
+
+def test_the_price_is_what_is_then_spent(home: Path, tmp_path: Path) -> None:
+    # an untrained model solves nothing, so the arms random and mid+hard would be empty
+    settings = config(arms=("all",), num_seeds=1)
+    told = price(settings, num_held_out=5)
+    cells = run_study(settings, base=home, folder=tmp_path, make_optimizer=plain)
+    assert told["cells"] == len(cells) == 2
+    assert told["training_completions"] == sum(cell.completions for cell in cells) == 8
+    assert told["evaluation_completions"] == 2 * 5 * 3
+    assert sum(cell.completion_tokens for cell in cells) <= told["tokens_at_most"]
+
+
+def test_stopped_anywhere_and_shared_by_two_ends_the_same(home: Path, tmp_path: Path) -> None:
+    settings = config(arms=("all", "unsolved->all"), control="all")
+    common: dict[str, Any] = {"base": home, "make_optimizer": plain}
+    whole = run_study(settings, folder=tmp_path / "whole", **common)
+    assert len(whole) == 5
+    calls = 0
+    while len(read_cells(settings, tmp_path / "parts")) < 5:
+        run_study(settings, folder=tmp_path / "parts", stop=lambda: True, **common)
+        calls += 1
+        assert calls < 20
+    assert calls > 3
+    assert values_of(read_cells(settings, tmp_path / "parts")) == values_of(whole)
+    with study_module._claimed(tmp_path / "two" / "cells" / "all-1") as mine:
+        assert mine
+        others = run_study(settings, folder=tmp_path / "two", **common)
+    assert [cell.cell.name for cell in others] == [
+        "base-0", "unsolved_then_all-1", "all-2", "unsolved_then_all-2",
+    ]  # fmt: skip
+    rest = run_study(settings, folder=tmp_path / "two", **common)
+    assert values_of(rest) == values_of(whole)
+
+
+def test_held_out_samples_must_not_be_trained_on(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="6 held-out samples are also trained on"):
+        run_study(
+            config(held_out="train/samples.jsonl"), base=home, folder=tmp_path, make_optimizer=plain
+        )
+
+
+def made_cells(
+    shift: dict[str, float], *, num_seeds: int, seed_noise: float, num_samples: int = 300
+) -> list[CellResult]:
+    """Cells of a world in which an arm adds `shift` to every sample's chance of a right answer."""
+    rng = np.random.default_rng(0)
+    chance_N = rng.uniform(0.2, 0.7, num_samples)
+    cells = []
+    for arm, added in {"base": 0.0, **shift}.items():
+        for seed in range(1 if arm == "base" else num_seeds):
+            moved_N = np.clip(chance_N + added + seed_noise * rng.standard_normal(), 0, 1)
+            scores = tuple(
+                SampleScore(
+                    id=str(n), task="t", stratum="", greedy=float(rng.random() < moved_N[n]),
+                    sampled=tuple(float(x < moved_N[n]) for x in rng.random(4)),
+                )
+                for n in range(num_samples)
+            )  # fmt: skip
+            cells.append(
+                CellResult(
+                    cell=Cell(arm=arm, seed=seed), scores=scores, num_samples=9, completions=8,
+                    completion_tokens=24.0, seconds=1.0,
+                )
+            )  # fmt: skip
+    return cells
+
+
+def test_an_effect_is_seen_and_a_null_is_not() -> None:
+    cells = made_cells({"random": 0.15, "mid+hard": 0.15}, num_seeds=5, seed_noise=0.01)
+    found = {
+        (c.arm, c.control): c
+        for c in analyse(cells, "random", num_resamples=4000).comparisons
+        if c.decoding is Decoding.SAMPLED
+    }
+    assert set(found) == {("random", "base"), ("mid+hard", "base"), ("mid+hard", "random")}
+    assert found["random", "base"].verdict == "higher"
+    assert found["random", "base"].difference == pytest.approx(0.15, abs=0.03)
+    assert found["mid+hard", "random"].verdict == "no difference seen"
+    for one in found.values():
+        assert one.wide_low <= one.low <= one.difference <= one.high <= one.wide_high
+
+
+def test_spread_between_seeds_widens_the_interval() -> None:
+    def width(seed_noise: float) -> float:
+        cells = made_cells({"random": 0.1, "all": 0.1}, num_seeds=5, seed_noise=seed_noise)
+        (one,) = [
+            c for c in analyse(cells, "random", num_resamples=1000).comparisons
+            if (c.arm, c.control, c.decoding) == ("all", "random", Decoding.SAMPLED)
+        ]  # fmt: skip
+        return one.high - one.low
+
+    assert width(0.08) > 1.5 * width(0.0)
+
+
+def test_the_report_says_what_the_intervals_say() -> None:
+    settings = config(arms=("random", "mid+hard"), control="random", num_seeds=5)
+    cells = made_cells({"random": 0.2, "mid+hard": 0.2}, num_seeds=5, seed_noise=0.0)
+    report = study_report(settings, cells)
+    page = render_html(report)
+    assert "11 of 11" in page
+    assert "Sampled accuracy against random: mid+hard" in page
+    assert "(no difference seen)" in page
+    names = {b.name for s in report.sections for b in s.blocks if isinstance(b, Figure)}
+    assert names == {"forest-sampled", "forest-greedy"}
+    lines = conclusions(analyse(cells, "random", num_resamples=1000), "random")
+    assert len(lines) == 4
+    assert spent_by_arm(cells)["random"]["completions"] == 8
+
+
+def test_the_command_prices_runs_and_reports(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tierwise.cli.main import run
+
+    (home / "study.toml").write_text(
+        'model = "model"\ndata = "train/samples.jsonl"\nscores = "scores"\n'
+        'held_out = "held/samples.jsonl"\narms = ["all"]\ncontrol = "all"\nnum_seeds = 1\n'
+        "[grpo]\nsteps = 1\n[grpo.sampling]\nprompts_per_step = 2\ngroup_size = 2\n"
+        "max_new_tokens = 3\n[evaluate]\nnum_draws = 2\nmax_new_tokens = 3\n"
+    )
+    command = ["curriculum", "study", str(home / "study.toml"), "--out", str(tmp_path), "--json"]
+    assert run([*command, "--dry-run"]) == 0
+    assert json.loads(capsys.readouterr().out)["training_completions"] == 4
+    assert not list(tmp_path.iterdir())
+    assert run(command) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["runs_done"], said["runs_planned"]) == (2, 2)
+    assert Path(said["report"]).is_file()
