@@ -4,6 +4,7 @@
 facts      CSV rows with sources -> FactSet          facts/*.csv, facts/media.toml
 scenario   TOML -> Scenario                          presets/*.toml
 inputs     scenario + facts -> named numbers, one column a sample
+vintages   what a unit bought in a year holds, costs and lives
 cohorts    need per year -> whole units, vintages, retirements, spares
 cloud      need per year -> storage, requests, egress
 migration  data moved -> hours, labour, energy, and whether the drives suffice
@@ -16,6 +17,8 @@ solve      break-even, sweep, winner map, waterfall
 carbon     energy and embodied emissions
 figures    curves, bands, maps as SVG with their CSV
 report     all of it as one report
+answers    all of it as tables, JSON and CSV for the command line
+page       all of it as a page on this machine
 precursor  the 2017 model restated, each defect a switch
 dshr       Rosenthal's endowment model
 explain    the precursor, one defect fewer at a time
