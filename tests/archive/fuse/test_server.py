@@ -448,6 +448,7 @@ def test_a_backing_file_that_moves_while_open_is_refused(tmp_path: Path) -> None
         os.close(first)
         wait_for(lambda: bench.file.read_bytes().startswith(b"opened"))
     assert moving.num_released == moving.num_opened
+    assert "changed its backing file" in str(faults[0].error)
 
 
 def test_a_file_changes_its_way_only_between_openings(tmp_path: Path) -> None:

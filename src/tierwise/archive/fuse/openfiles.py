@@ -83,8 +83,8 @@ class OpenFiles:
             may_pass: Whether passthrough will do, should this be the inode's first opening.
 
         Raises:
-            OSError: EIO when the file system moved the inode to another backing file while it was
-                open: the bytes of the two openings would part.
+            RuntimeError: The file system moved the inode to another backing file while it was open:
+                the bytes of the two openings would part. The caller gets EIO.
         """
         entry = self._inodes.get(inode)
         file = _identity(opened.backing)
@@ -92,7 +92,7 @@ class OpenFiles:
             backing_id = self._register(opened.backing) if may_pass else 0
             entry = self._inodes[inode] = _OpenInode(backing_id=backing_id)
         elif not entry.fits(file):
-            raise OSError(errno.EIO, f"inode {inode} changed its backing file while open")
+            raise RuntimeError(f"inode {inode} changed its backing file while open")
         entry.descriptors[opened.handle] = opened.backing
         if file is not None:
             entry.files[opened.handle] = file

@@ -156,7 +156,7 @@ class Session:
         was_written = self.files.is_written(inode)
         try:
             open_flags, backing_id = self.files.add(inode, opened, flags, may_pass=may_pass)
-        except OSError:
+        except Exception:
             self.operations.release(inode, opened.handle)
             raise
         if self.files.is_written(inode) and not was_written and inode in self._references:
