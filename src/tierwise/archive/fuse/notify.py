@@ -17,6 +17,7 @@ from tierwise.archive.fuse.wire import NotifyCode
 
 _HARMLESS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ENOTEMPTY, errno.EBADF})
 """The kernel did not know the inode or name, or the mount is gone."""
+_PATIENCE_S = 5.0
 
 
 class QueuedNotifier:
@@ -37,6 +38,7 @@ class QueuedNotifier:
         self._device = device
         self._forget_cached = forget_cached
         self._on_failure = on_failure
+        self._stopped = False
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._send_all, name="fuse-notify", daemon=True)
 
@@ -45,9 +47,10 @@ class QueuedNotifier:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send what is queued, then end."""
+        """Send what is queued, then end; a message the kernel will not take is given up on."""
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(_PATIENCE_S)
+        self._stopped = True
 
     def inode_changed(self, inode: int, *, data: bool = True) -> None:
         """Drop cached attributes and, with `data`, cached pages of an inode."""
@@ -64,7 +67,7 @@ class QueuedNotifier:
         self._queue.put(wire.OUT_HEADER.pack(wire.OUT_HEADER.size + len(body), code, 0) + body)
 
     def _send_all(self) -> None:
-        while (message := self._queue.get()) is not None:
+        while (message := self._queue.get()) is not None and not self._stopped:
             try:
                 os.write(self._device, message)
             except OSError as error:
