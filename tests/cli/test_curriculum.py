@@ -74,3 +74,14 @@ def test_what_goes_wrong_is_one_sentence(
     assert sentence in error
     assert "Traceback" not in error
     assert not out.exists()
+
+
+def test_audit_reward(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["curriculum", "audit-reward", str(data), "--json"]) == 0
+    ours = json.loads(capsys.readouterr().out)
+    assert ours["wrong"] == 0
+    assert run(["curriculum", "audit-reward", str(data), "--reward", "operator:eq"]) == 0
+    text = capsys.readouterr().out  # operator.eq takes two arguments: every probe raises
+    assert "raises" in text
+    assert run(["curriculum", "audit-reward", str(data), "--reward", "nowhere:reward"]) == 2
+    assert "no callable 'nowhere:reward'" in capsys.readouterr().err

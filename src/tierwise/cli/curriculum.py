@@ -208,6 +208,55 @@ def report(*, data: Path, folder: Path, out: Path, skip_bad: bool, as_json: bool
     print_result({"report": str(page)}, as_json=as_json)
 
 
+@group.command("audit-reward")
+@click.argument("data", type=click.Path(path_type=Path))
+@click.option(
+    "--reward",
+    default="ours",
+    show_default=True,
+    metavar="MODULE:NAME",
+    help="A Python callable (gold, completion, task) -> score; 'ours' is tierwise's own.",
+)
+@click.option("--trl", is_flag=True, help="The callable takes and returns lists, as TRL's do.")
+@click.option("--seed", default=0, show_default=True, help="Of the answers chosen, near misses.")
+@click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
+@json_option
+@debug_option
+def audit_reward(
+    *, data: Path, reward: str, trl: bool, seed: int, skip_bad: bool, as_json: bool
+) -> None:
+    """Say by class what a reward gets wrong on the answers of DATA; exit 0 either way."""
+    from tierwise.core.extras import require_extra
+
+    require_extra("curriculum")
+    from tierwise.curriculum.audit import audit_reward as audit
+    from tierwise.curriculum.audit import from_trl, load_reward
+
+    samples = _read(data, skip_bad=skip_bad)
+    function = load_reward(reward)
+    found = audit(from_trl(function) if trl else function, samples.samples, seed=seed)
+    result: dict[str, object] = {
+        "reward": reward,
+        "probes": sum(found.num_probes.values()),
+        "wrong": len(found.findings),
+        "classes": {
+            fault.value: {"probes": count, "wrong": found.num_wrong(fault)}
+            for fault, count in found.num_probes.items()
+        },
+        "examples": [
+            {
+                "class": one.probe.fault.value,
+                "kind": one.kind,
+                "gold": one.probe.gold,
+                "completion": one.probe.completion,
+                "score": one.score,
+            }
+            for one in found.examples()
+        ],
+    }
+    print_result(result, as_json=as_json, text=None if as_json else found.text())
+
+
 def _settings(config: Path | None, overrides: tuple[str, ...]) -> ScoreConfig:
     from tierwise.core.config import load_config, parse_config
     from tierwise.curriculum.scoring import ScoreConfig
