@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -300,3 +302,12 @@ def test_the_verb(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         assert len(error.strip().splitlines()) <= 2
     assert run(["offload", "machines"]) == 0
     assert "qwen2.5-7b" in capsys.readouterr().out
+
+
+def test_planning_imports_neither_torch_nor_numba() -> None:
+    code = (
+        "import sys; from tierwise.cli.main import run; code = run(['offload', 'plan']); "
+        "sys.exit(code or any(name in sys.modules for name in ('torch', 'numba', 'numpy')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -260,3 +261,19 @@ def test_finish_runs_tasks_itself_while_workers_are_busy() -> None:
     gate.set()
     queue.finish([held])
     queue.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_neither_uses_nor_closes_it() -> None:
+    _, ours = _trained("speculate")
+    child = os.fork()
+    if child == 0:
+        try:
+            ours.step()
+        except StateError as error:
+            ours._queue.close()
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    ours.step()
+    ours.close()

@@ -178,15 +178,16 @@ class UpdateQueue:
 
     def close(self) -> None:
         """Run what is queued, then end the threads; safe to call twice."""
+        if os.getpid() != self._process:
+            return  # the threads, and perhaps the lock, are the parent's
         with self._changed:
             if self._closed:
                 return
             self._closed = True
             self._changed.notify_all()
-        if os.getpid() == self._process:
-            for thread in self._threads:
-                if thread is not threading.current_thread():
-                    thread.join()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
 
     def _serve(self) -> None:
         finished = False
