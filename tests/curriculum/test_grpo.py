@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -23,6 +24,28 @@ from tierwise.curriculum.grpo import (
     token_weights,
     zero_advantage_groups,
 )
+from tierwise.curriculum.models import keyed_uniform
+
+VARIANTS = {
+    "grpo": GrpoConfig(kl_weight=0.01),
+    "dapo": GrpoConfig(loss=Loss.DAPO, clip_high=0.28, kl_weight=0.0),
+    "dr_grpo": GrpoConfig(loss=Loss.DR_GRPO, scale=Scale.NONE, kl_weight=0.0),
+}
+# rewards of steps 1, 11, 21, 31, 41, the sum of all preferences, one preference
+PINNED: dict[str, list[float]] = {
+    "grpo": [
+        0.1666666667, 0.4722222222, 0.8611111111, 0.9583333333, 0.9722222222,
+        -12.4229730406, 3.7805218674,
+    ],
+    "dapo": [
+        0.1666666667, 0.5, 0.8611111111, 0.9583333333, 0.9722222222,
+        -15.1535146774, 3.6539433708,
+    ],
+    "dr_grpo": [
+        0.1666666667, 0.4722222222, 0.8611111111, 0.9583333333, 0.9722222222,
+        -16.5357571668, 3.3146367115,
+    ],
+}  # fmt: skip
 
 GROUPS = st.lists(
     st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=6), min_size=1, max_size=6
@@ -231,3 +254,48 @@ def test_refusals() -> None:
         GrpoConfig(kl_weight=-1.0)
     with pytest.raises(UsageError, match="clip range"):
         GrpoConfig(clip_low=2.0)
+
+
+def fifty_steps(config: GrpoConfig) -> tuple[list[float], Tensor]:
+    """Train a table of next-token preferences; every draw comes from a key, in float64."""
+    num_prompts, group_size, num_tokens, vocabulary = 3, 6, 4, 5
+    table_PV = torch.zeros(num_prompts, vocabulary, dtype=torch.float64, requires_grad=True)
+    start_PV = torch.log_softmax(table_PV.detach().clone(), dim=1)
+    optimizer = torch.optim.AdamW([table_PV], lr=0.1, weight_decay=0.0)
+    prompt_B = torch.arange(num_prompts).repeat_interleave(group_size)
+    wanted_P = torch.tensor([1, 2, 4])
+    rewards = []
+    for step in range(50):
+        logprob_PV = torch.log_softmax(table_PV, dim=1)
+        seeds = np.arange(len(prompt_B), dtype=np.uint64) + np.uint64(1000 * step)
+        draws = [torch.from_numpy(keyed_uniform(seeds, t)) for t in range(num_tokens)]
+        edge_BV = logprob_PV.detach().exp().cumsum(dim=1)[prompt_B].contiguous()
+        token_BT = torch.stack(
+            [torch.searchsorted(edge_BV, u_B[:, None], right=True)[:, 0] for u_B in draws], dim=1
+        ).clamp(max=vocabulary - 1)
+        mask_BT = torch.cummax((token_BT == 0).long(), dim=1).values  # token 0 ends a row
+        mask_BT = torch.cat([torch.ones(len(prompt_B), 1), 1 - mask_BT[:, :-1]], dim=1)
+        hits_B = ((token_BT == wanted_P[prompt_B][:, None]) * mask_BT).sum(dim=1)
+        reward_B = hits_B.double() / num_tokens
+        now_BT = logprob_PV[prompt_B].gather(1, token_BT)
+        loss = policy_loss(
+            now_BT,
+            now_BT.detach(),
+            group_advantages(reward_B, prompt_B, config.scale),
+            token_weights(mask_BT.double(), config.loss, num_tokens),
+            config,
+            reference_logprob_BT=start_PV[prompt_B].gather(1, token_BT),
+        )
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        rewards.append(float(reward_B.mean()))
+    return rewards, table_PV.detach()
+
+
+@pytest.mark.parametrize("name", list(PINNED))
+def test_a_trajectory_of_fifty_steps_is_pinned(name: str) -> None:
+    rewards, table_PV = fifty_steps(VARIANTS[name])
+    found = [*rewards[::10], float(table_PV.sum()), float(table_PV[1, 2])]
+    assert found == pytest.approx(PINNED[name], abs=1e-7)
+    assert rewards[-1] > 2 * rewards[0]
