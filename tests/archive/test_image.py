@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,22 @@ def test_same_input_same_bytes_whatever_the_clock_and_zone(
     assert second.size_bytes == first.size_bytes
     other = seal(entries, tmp_path / "4.iso", created_ns=CREATED_NS + 10**9)
     assert other.sha256 != first.sha256
+
+
+def test_images_sealed_by_several_threads_are_right(tmp_path: Path) -> None:
+    """The clock lent to pycdlib is one for all: images of different times do not mix."""
+    source = tmp_path / "f"
+    source.write_bytes(b"x" * 5000)
+    entries = [file_entry(b"d/%d" % number, source, inode=number) for number in range(40)]
+
+    def make(number: int) -> str:
+        path = tmp_path / f"{number}.iso"
+        return seal(entries, path, created_ns=number % 2 * 10**18).sha256
+
+    with ThreadPoolExecutor(4) as pool:
+        hashes = list(pool.map(make, range(8)))
+    assert hashes == hashes[:2] * 4
+    assert len(set(hashes)) == 2
 
 
 def test_both_trees_agree_and_sit_on_sectors(odd: tuple[SealedImage, dict[str, bytes]]) -> None:
