@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tierwise.archive.discs import check_disc
 from tierwise.archive.drive import (
     Answer,
     Burner,
@@ -147,6 +148,10 @@ def test_xorriso_for_real_on_a_file_in_place_of_a_drive(tmp_path: Path) -> None:
     assert found.state is DiscState.BLANK
     drive.burn(sealed.path)
     assert disc.read_bytes()[: sealed.size_bytes] == sealed.path.read_bytes()
+    assert disc.stat().st_size > sealed.size_bytes
+    checked = check_disc(disc)
+    assert (checked.fault, checked.sha256) == (None, sealed.sha256)
+    assert checked.size_bytes == sealed.size_bytes
     with pytest.raises(StateError, match="not blank"):
         drive.burn(sealed.path)
     with pytest.raises(MissingFileError, match="no drive"):

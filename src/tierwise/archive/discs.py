@@ -206,7 +206,7 @@ def check_disc(
     """Read one image whole and judge it.
 
     Args:
-        path: The image.
+        path: The image, or a device node; bytes past the volume's end are the drive's padding.
         expected: Path on the disc -> SHA-256, to hold the manifest itself against.
         opener: How `path` is read; a library passes its drive's.
         advance: Called with the number of bytes read since the last call.
@@ -236,6 +236,8 @@ class _Judge:
         if not any(self._reader(0, min(self._size, 1 << 20))):
             return self._result(DiscFault.BLANK, "nothing was ever burned on it", "")
         self._read_trees()
+        if self._volume is not None and 0 < self._volume.size_bytes < self._size:
+            self._size = self._volume.size_bytes  # the rest is what the drive padded
         manifest = self._read_manifest()
         sha256, checksum = self._hash_all()
         damaged = self._compare(manifest, expected)
