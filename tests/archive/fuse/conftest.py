@@ -31,8 +31,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents and "unit" not in item.path.stem:
             item.add_marker(pytest.mark.fuse)
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{_subject(item)}"))
             if reason is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _subject(item: pytest.Item) -> object:
+    """Return what a test mounts, so that tests of one mount run in one process."""
+    callspec = getattr(item, "callspec", None)
+    return "" if callspec is None else callspec.params.get("mountpoint", "")
 
 
 @pytest.fixture(scope="module", params=[*InputOutput, "vault"], ids=str)
