@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tierwise.archive.disc_names import (
@@ -24,6 +24,7 @@ names = st.binary(min_size=1, max_size=255).filter(lambda b: b"/" not in b and b
 texts = st.text(min_size=1, max_size=120).map(lambda t: t.encode("utf-8", "surrogatepass"))
 
 
+@settings(deadline=None)
 @given(name=names | texts)
 def test_escaping_is_reversible_and_plain(name: bytes) -> None:
     text = escape_name(name)
@@ -34,6 +35,7 @@ def test_escaping_is_reversible_and_plain(name: bytes) -> None:
     assert all(ord(character) <= 0xFFFF for character in text)
 
 
+@settings(deadline=None)
 @given(name=names | texts)
 def test_disc_names_fit_rock_ridge_and_udf(name: bytes) -> None:
     text = disc_name(name)
@@ -45,11 +47,13 @@ def test_disc_names_fit_rock_ridge_and_udf(name: bytes) -> None:
     assert re.fullmatch(r"(?:[^%]|%[0-9A-F]{2})*(?:%~[0-9a-f]{16})?", text)
 
 
+@settings(deadline=None)
 @given(first=names, second=names)
 def test_disc_names_are_different_for_different_names(first: bytes, second: bytes) -> None:
     assert (disc_name(first) == disc_name(second)) == (first == second)
 
 
+@settings(deadline=None)
 @given(parts=st.lists(names, min_size=1, max_size=5))
 def test_paths(parts: list[bytes]) -> None:
     path = b"/".join(parts)

@@ -124,6 +124,7 @@ def test_an_incomplete_or_newer_slice_is_refused() -> None:
             decode_slice(broken)
 
 
+@settings(deadline=None)
 @given(digests=st.dictionaries(names.map(lambda b: f"data/{b.hex()} é"), st.just("ab" * 32)))
 def test_manifest(digests: dict[str, str]) -> None:
     if digests:

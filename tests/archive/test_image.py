@@ -469,6 +469,7 @@ def test_the_bound_holds_where_entries_share_their_folders(
     assert sizes[1] - sizes[0] <= sum(map(entry_bytes_bound, entries.values()))
 
 
+@settings(deadline=None)
 @given(garbage=st.binary(max_size=300))
 def test_a_slice_is_refused_or_right(garbage: bytes) -> None:
     from tierwise.core.errors import TierwiseError
