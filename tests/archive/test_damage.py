@@ -18,7 +18,7 @@ Damage = Callable[[Archive, Path], None]
 
 def filled(make_archive: Make, **changes: object) -> tuple[Archive, dict[str, str]]:
     archive, source, found = make_archive(**changes), random.Random(9), {}
-    for number in range(25):
+    for number in range(40):
         data = source.randbytes(source.randrange(600, 60_000))
         archive.files.write_file(f"f{number}", data)
         found[f"f{number}"] = hashlib.sha256(data).hexdigest()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -258,6 +258,7 @@ AgainstDirectory.TestCase.settings = settings(
     max_examples=25,
     stateful_step_count=40,
     deadline=None,
+    phases=[Phase.explicit, Phase.generate],  # shrinking takes minutes: do it by hand
     suppress_health_check=list(HealthCheck),
 )
 TestAgainstDirectory = AgainstDirectory.TestCase
@@ -266,9 +267,10 @@ TestAgainstDirectory = AgainstDirectory.TestCase
 @pytest.mark.slow
 class TestAgainstDirectoryLong(AgainstDirectory.TestCase):  # type: ignore[valid-type,misc]
     settings = settings(
-        max_examples=400,
+        max_examples=300,
         stateful_step_count=80,
         deadline=None,
+        phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
 

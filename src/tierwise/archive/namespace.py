@@ -201,9 +201,9 @@ class Namespace:
     def link(self, ino: int, parent: int, name: bytes) -> Attributes:
         """Give a file another name."""
         with self.catalogue.transaction():
+            self._check_free(parent, name)
             if stat.S_ISDIR(self.attributes(ino).mode):
                 fail(errno.EPERM)
-            self._check_free(parent, name)
             self._name(parent, name, ino)
             self.catalogue.run("UPDATE inodes SET nlink = nlink + 1 WHERE ino = ?", ino)
             self.changed(ino)
