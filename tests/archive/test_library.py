@@ -183,7 +183,7 @@ def test_create_and_open_refuse(library: SimulatedLibrary, tmp_path: Path) -> No
 def test_every_timing_has_a_public_source_and_estimates_say_so() -> None:
     facts = load_timings()
     for fact in facts.values():
-        public = any(word in fact.source for word in ("http", "doi:", "white paper", "data sheets"))
+        public = any(word in fact.source for word in ("http", "doi:", "data sheets"))
         assert public, fact.key
         assert (fact.kind is FactKind.ESTIMATE) == fact.source.startswith("our estimate")
 

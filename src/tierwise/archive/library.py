@@ -60,7 +60,7 @@ class Library(Protocol):
     """What the archive asks of a disc library, simulated or real; slots count from 1."""
 
     def states(self) -> Mapping[int, DiscState]:
-        """Return the state of every slot that is not blank; others up to `num_slots` are."""
+        """Return the state of every slot whose disc is known not to be blank."""
 
     def burn(self, slot: int, image: Path) -> None:
         """Write an image to the blank disc in a slot and close it."""
