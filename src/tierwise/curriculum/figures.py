@@ -12,6 +12,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from tierwise.core.report import Block, Figure, Gallery, Section, Table, Text, csv_of, svg_of
+from tierwise.curriculum.agreement import agreement_table, between_probes
+from tierwise.curriculum.duplicates import Duplicates, find_duplicates
 from tierwise.curriculum.masks import mask_picture
 from tierwise.curriculum.pism import Stratum, strata_counts
 from tierwise.curriculum.probes import Masking, mask_seed
@@ -55,6 +57,8 @@ def report_section(
         curve_figure(scores.rows),
         gallery(scores.rows, samples, masking=masking, seed=seed),
         blind_note(scores.rows),
+        agreement_table(between_probes(scores.rows)),
+        duplicates_note(find_duplicates(samples)),
     ]
     if scores.spent:
         blocks.append(cost_table(scores.spent))
@@ -174,6 +178,17 @@ def blind_note(rows: Sequence[Score]) -> Text:
         text=f"{blind} of {len(asked)} samples can be answered without the picture. With a grey "
         f"picture the pass rate is {fmean(grey) if grey else 0:.2f}, with the picture "
         f"{fmean(rates) if rates else 0:.2f}."
+    )
+
+
+def duplicates_note(found: Duplicates) -> Text:
+    """Return a sentence on samples that are in the data set more than once."""
+    if not found.exact and not found.near:
+        return Text(text="No sample is a duplicate of another, nor nearly one.")
+    examples = ", ".join(" = ".join(group) for group in (*found.exact, *found.near)[:3])
+    return Text(
+        text=f"{len(found.exact)} groups of samples are exact duplicates and {len(found.near)} "
+        f"show nearly the same picture under the same question, such as {examples}."
     )
 
 
