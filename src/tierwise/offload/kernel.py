@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 64  # elements; a tensor may be split at multiples of it
 LANES = 8  # of the emitted vector code; torch's vectors are 8 or 16 lanes wide on x86
+STREAM_LANES = 16  # of stores that bypass the cache: whole lines of 64 bytes at a time
 
 # columns of the address table (int64), one row a piece of one parameter
 P_IN, M_IN, V_IN, GRAD, P_OUT, M_OUT, V_OUT, WEIGHTS_OUT, COUNT, STREAM = range(10)
@@ -163,7 +164,8 @@ def _make_block(lanes: int, *, bf16: bool, stream: bool = False, tail: bool = Fa
                 _store(builder, value, pointer, align, stream=stream)
             if bf16:
                 pointer = _pointer(builder, addresses[7], i, 2, _shape(_I16, lanes))
-                builder.store(_round_bf16(builder, p_new, lanes), pointer, align=2)
+                rounded = _round_bf16(builder, p_new, lanes)
+                _store(builder, rounded, pointer, 2 * lanes if stream else 2, stream=stream)
             return context.get_dummy_value()
 
         return types.void(*(types.int64,) * 9, *(types.float32,) * 8), codegen
@@ -191,11 +193,11 @@ def _jit(function: Callable[..., None]) -> Any:
 
 
 _vector_f32 = _make_block(LANES, bf16=False)
-_stream_f32 = _make_block(LANES, bf16=False, stream=True)
+_stream_f32 = _make_block(STREAM_LANES, bf16=False, stream=True)
 _body_f32 = _make_block(1, bf16=False)
 _tail_f32 = _make_block(1, bf16=False, tail=True)
 _vector_bf16 = _make_block(LANES, bf16=True)
-_stream_bf16 = _make_block(LANES, bf16=True, stream=True)
+_stream_bf16 = _make_block(STREAM_LANES, bf16=True, stream=True)
 _body_bf16 = _make_block(1, bf16=True)
 _tail_bf16 = _make_block(1, bf16=True, tail=True)
 
@@ -208,12 +210,13 @@ def _run_f32(addresses: Any, numbers: Any, width: int) -> None:
         x0, x1, x2, x3, x4, x5, x6, x7, n = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8]
         bulk = n - n % width  # what torch's vector loop takes
         vectors = bulk - bulk % 8
+        begin = 0
         if a[9] != 0:
-            for i in range(0, vectors, 8):
+            begin = vectors - vectors % 16
+            for i in range(0, begin, 16):
                 _stream_f32(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
-        else:
-            for i in range(0, vectors, 8):
-                _vector_f32(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
+        for i in range(begin, vectors, 8):
+            _vector_f32(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
         for i in range(vectors, bulk):
             _body_f32(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
         for i in range(bulk, n):
@@ -229,12 +232,13 @@ def _run_bf16(addresses: Any, numbers: Any, width: int) -> None:
         x0, x1, x2, x3, x4, x5, x6, x7, n = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8]
         bulk = n - n % width
         vectors = bulk - bulk % 8
+        begin = 0
         if a[9] != 0:
-            for i in range(0, vectors, 8):
+            begin = vectors - vectors % 16
+            for i in range(0, begin, 16):
                 _stream_bf16(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
-        else:
-            for i in range(0, vectors, 8):
-                _vector_bf16(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
+        for i in range(begin, vectors, 8):
+            _vector_bf16(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
         for i in range(vectors, bulk):
             _body_bf16(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
         for i in range(bulk, n):
@@ -278,7 +282,7 @@ def update(addresses: Addresses, numbers: Numbers, *, bf16: bool, width: int | N
     """Update every piece of the table; safe beside other threads on other pieces.
 
     Args:
-        addresses: [R, NUM_ADDRESSES]; rows with STREAM need outputs aligned to 32 bytes. All
+        addresses: [R, NUM_ADDRESSES]; rows with STREAM need outputs aligned to 64 bytes. All
             pieces of a parameter but the last count a multiple of `ALIGNMENT` elements.
         numbers: [R, NUM_NUMBERS].
         bf16: Gradients are bf16, and the new p is also written as bf16 to WEIGHTS_OUT; else
