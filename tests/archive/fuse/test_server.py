@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tierwise.archive.fuse import Fault, MountOptions, device, mounted, server
+from tierwise.archive.fuse import Fault, MountOptions, device, files, mounted, server
 from tierwise.archive.fuse.mirror import InputOutput, Mirror
 from tierwise.archive.fuse.names import Handler
 from tierwise.archive.fuse.session import Request, Session
@@ -261,6 +261,36 @@ def test_a_waiting_read_holds_up_nobody_else(bench: Bench) -> None:
     assert reader.poll() is None
     come.set()
     assert reader.communicate(timeout=20)[0] == b"content"
+
+
+def test_a_slow_fsync_holds_up_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    come, arrived = threading.Event(), threading.Event()
+
+    def slow(descriptor: int, *, data_only: bool) -> object:
+        arrived.set()
+        assert come.wait(20)
+        os.fsync(descriptor)
+        return RETRY
+
+    monkeypatch.setattr(files, "_synchronise", slow)
+    bench = Bench(tmp_path)
+    with mounted(Mirror(bench.source), bench.path):
+        syncing = subprocess.Popen(["sync", bench.file])
+        assert arrived.wait(20)
+        (bench.path / "other").write_text("quick")
+        assert syncing.poll() is None
+        come.set()
+        assert syncing.wait(20) == 0
+
+
+def test_an_fsync_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(descriptor: int, *, data_only: bool) -> object:
+        raise OSError(errno.EIO, "a bad block")
+
+    monkeypatch.setattr(files, "_synchronise", failing)
+    bench = Bench(tmp_path)
+    with mounted(Mirror(bench.source), bench.path), bench.file.open("r+b") as stream:
+        assert errno_of(lambda: os.fsync(stream.fileno())) == errno.EIO
 
 
 def test_work_may_bring_the_answer_itself(bench: Bench) -> None:

@@ -14,7 +14,7 @@ from tierwise.archive.fuse.attributes import drop_set_id
 from tierwise.archive.fuse.names import Handler
 from tierwise.archive.fuse.session import Request, Session
 from tierwise.archive.fuse.wire import Opcode
-from tierwise.archive.operations import Operations
+from tierwise.archive.operations import RETRY, Later, Operations
 
 _COPY_LIMIT_BYTES = 1 << 27
 
@@ -67,12 +67,28 @@ def release(session: Session, operations: Operations, request: Request) -> bytes
     return b""
 
 
-def fsync(_: Session, operations: Operations, request: Request) -> bytes:
-    """FSYNC: make bytes and attributes durable."""
+def fsync(session: Session, operations: Operations, request: Request) -> bytes:
+    """FSYNC: make bytes and attributes durable.
+
+    A backing file may hold much that is not yet on its disc: it is synchronised beside the loop
+    first, and the file system finds little left to do.
+    """
     handle, flags = wire.FSYNC_IN.unpack_from(request.body)
     data_only = bool(flags & wire.FSYNC_DATA_ONLY)
+    descriptor = session.files.descriptor(request.inode, handle)
+    if descriptor is not None and not request.prepared:
+        request.prepared = True
+        raise Later(lambda _: _synchronise(descriptor, data_only=data_only))
     operations.fsync(request.inode, handle, data_only=data_only)
     return b""
+
+
+def _synchronise(descriptor: int, *, data_only: bool) -> object:
+    if data_only:
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)
+    return RETRY
 
 
 def fallocate(session: Session, operations: Operations, request: Request) -> bytes:

@@ -52,15 +52,19 @@ class MountOptions:
 
 
 class Request:
-    """One message of the kernel: who asks what of which inode; the rest is in `body`."""
+    """One message of the kernel: who asks what of which inode; the rest is in `body`.
 
-    __slots__ = ("body", "gid", "inode", "opcode", "pid", "uid", "unique")
+    `prepared` notes that what its handler does beside the loop first has been done.
+    """
+
+    __slots__ = ("body", "gid", "inode", "opcode", "pid", "prepared", "uid", "unique")
 
     def __init__(self, message: memoryview) -> None:
         _, self.opcode, self.unique, self.inode, self.uid, self.gid, self.pid, _, _ = (
             wire.IN_HEADER.unpack_from(message)
         )
         self.body = message[wire.HEADER_BYTES :]
+        self.prepared = False
 
     def caller(self) -> Caller:
         """Return who asks."""
