@@ -14,11 +14,10 @@ from tierwise.archive.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What recovery found: sizes that differed, files that were gone, and files of nobody."""
+    """What recovery found: sizes that differed, and files that were gone."""
 
     resized: int
     emptied: int
-    orphans: int
 
 
 def mark_open(catalogue: Catalogue) -> None:
@@ -60,12 +59,11 @@ def recover(catalogue: Catalogue, store: Store) -> Recovered:
             if found.st_size != size:
                 _resize(catalogue, version, ino, found.st_size, found.st_mtime_ns)
                 resized += 1
-    orphans = _remove_orphans(catalogue, store)
     catalogue.event(
         "recovery", "buffer", "warning" if emptied else "success",
-        f"{resized} sizes taken from the buffer, {emptied} files lost, {orphans} leftovers removed",
+        f"{resized} sizes taken from the buffer, {emptied} files lost",
     )  # fmt: skip
-    return Recovered(resized=resized, emptied=emptied, orphans=orphans)
+    return Recovered(resized=resized, emptied=emptied)
 
 
 def _resize(catalogue: Catalogue, version: int, ino: int, size: int, mtime_ns: int) -> None:
@@ -87,8 +85,8 @@ def _empty(catalogue: Catalogue, store: Store, version: int, ino: int) -> None:
     catalogue.event("recovery", f"inode {ino}", "warning", "its bytes never reached the disk")
 
 
-def _remove_orphans(catalogue: Catalogue, store: Store) -> int:
-    """Remove files in the buffer that no version owns."""
+def remove_orphans(catalogue: Catalogue, store: Store) -> int:
+    """Remove files in the buffer that nobody owns; no verb may be making any meanwhile."""
     resident = {row[0] for row in catalogue.all("SELECT version FROM versions WHERE resident > 0")}
     removed = 0
     for folder in store.files.iterdir():

@@ -203,8 +203,9 @@ class Archive:
         self._fs.free_unnamed()
         self.store.drop_recalled()
         if not recovery.was_clean(self.catalogue):
+            recovery.recover(self.catalogue, self.store)
             with contextlib.suppress(StateError), self._maintenance():
-                recovery.recover(self.catalogue, self.store)
+                recovery.remove_orphans(self.catalogue, self.store)
         recovery.mark_open(self.catalogue)
 
     def close(self) -> None:
