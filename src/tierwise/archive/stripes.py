@@ -110,16 +110,15 @@ def open_member(
 
 
 def find_row(pread: Pread, size: int, array: ArrayMap, index: int) -> int | None:
-    """Return where a parity row starts: by the file systems, or else by its header's magic."""
+    """Return where a parity row starts: where its header is; else where a file system says."""
     header = member_header(array, index)  # fmt: skip
     place = find_place(pread, PARITY_NAME)
-    if place is not None:
-        return place[0] + HEADER_BYTES
-    for offset in range(0, size - HEADER_BYTES, SECTOR_BYTES):
+    starts = range(0, size - HEADER_BYTES, SECTOR_BYTES)
+    for offset in starts if place is None else (place[0], *starts):
         with contextlib.suppress(OSError):
             if pread(offset, HEADER_BYTES) == header:
                 return offset + HEADER_BYTES
-    return None
+    return None if place is None else place[0] + HEADER_BYTES
 
 
 def checksum_table(array: ArrayMap, present: Mapping[int, Path]) -> npt.NDArray[np.uint32] | None:

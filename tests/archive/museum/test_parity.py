@@ -131,6 +131,26 @@ def test_a_parity_row_is_found_without_its_file_systems(exhibit: Any, tmp_path: 
     assert all(hash_file(out[i]) == exhibit.hashes[i] for i in out)
 
 
+def test_a_tree_that_points_elsewhere_does_not_lose_the_row(exhibit: Any, tmp_path: Path) -> None:
+    broken = tmp_path / "parity.iso"
+    data = bytearray(exhibit.paths[4].read_bytes())
+    with open_image(exhibit.paths[4]) as (pread, _):
+        place = find_place(pread, "PARITY.bin")
+    assert place is not None
+    sector = place[0] // 2048
+    old, new = (struct.pack("<I", s) + struct.pack(">I", s) for s in (sector, sector + 3))
+    assert data.count(old) == 1
+    broken.write_bytes(data.replace(old, new))
+    with open_image(broken) as (pread, _):
+        assert find_place(pread, "PARITY.bin") == (place[0] + 3 * 2048, place[1])
+    present = {**survivors(exhibit, {0, 1}), 4: broken}
+    damage = find_damage(exhibit.array, present)
+    assert damage == {4: [exhibit.array.num_blocks]}
+    out = {i: tmp_path / f"{i}.iso" for i in (0, 1, 4)}
+    reconstruct(exhibit.array, present, out, damage=damage)
+    assert all(hash_file(out[i]) == exhibit.hashes[i] for i in out)
+
+
 def test_both_codecs_write_the_same_images(exhibit: Any, tmp_path: Path) -> None:
     isal = isal_codec()
     if isal is None:
