@@ -128,7 +128,14 @@ def score(
     help="Which difficulty the strata are taken from.",
 )
 @click.option("--seed", default=0, show_default=True, help="Of the random arms.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="JSONL to write.")
+@click.option(
+    "--layout",
+    type=click.Choice(["plain", "ms-swift", "sharegpt", "trl", "easyr1", "verl"]),
+    default="plain",
+    show_default=True,
+    help="Whose trainer is to read it.",
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
 @click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
 @json_option
 @debug_option
@@ -139,6 +146,7 @@ def select(
     arm: str,
     by: str,
     seed: int,
+    layout: str,
     out: Path,
     skip_bad: bool,
     as_json: bool,
@@ -159,7 +167,12 @@ def select(
         seed=seed,
         by=by,  # type: ignore[arg-type]
     )
-    write_selection(chosen, out)
+    if layout == "plain":
+        write_selection(chosen, out)
+    else:
+        from tierwise.curriculum.layouts import Layout, write_any
+
+        write_any(chosen.samples, out, Layout(layout))
     print_result({"arm": arm, "samples": len(chosen.samples), "file": str(out)}, as_json=as_json)
 
 
@@ -270,9 +283,9 @@ def _settings(config: Path | None, overrides: tuple[str, ...]) -> ScoreConfig:
 
 
 def _read(data: Path, *, skip_bad: bool) -> SampleSet:
-    from tierwise.curriculum.samples import read_samples
+    from tierwise.curriculum.layouts import read_any
 
-    return read_samples(data, skip_bad=skip_bad)
+    return read_any(data, skip_bad=skip_bad)
 
 
 def _answerer(model: str, servers: tuple[str, ...]) -> LocalModel | ServerPool:

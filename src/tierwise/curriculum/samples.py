@@ -100,18 +100,24 @@ class SampleSet:
     skipped: tuple[BadRow, ...] = ()
 
 
-def read_samples(path: Path, *, skip_bad: bool = False) -> SampleSet:
-    """Return the samples of a JSON Lines file in the plain layout.
+def read_samples(
+    path: Path,
+    *,
+    skip_bad: bool = False,
+    convert: Callable[[Mapping[str, Any], Path], Sample] | None = None,
+) -> SampleSet:
+    """Return the samples of a JSON Lines file, in the plain layout unless `convert` says else.
 
     Args:
         path: The file; picture paths in it are relative to its folder.
         skip_bad: Leave malformed rows out and count them, instead of stopping at the first.
+        convert: Makes a sample of (row, folder), raising `DataError`.
 
     Raises:
         MissingFileError: No such file.
         DataError: A malformed row and not `skip_bad`, or no usable row at all.
     """
-    return collect_samples(path, _lines(path), sample_of_plain_row, skip_bad=skip_bad)
+    return collect_samples(path, _lines(path), convert or sample_of_plain_row, skip_bad=skip_bad)
 
 
 def collect_samples(
