@@ -7,6 +7,7 @@
        -> queue     lowest block first, worker threads                      queue.py
        -> kernel    one AdamW pass, torch's bits                            kernel.py
        -> optimizer step(): keep, or update with the true coefficient       optimizer.py
+          clip      the global norm, and what it makes of gradients        clip.py
        -> delivery  new weights to the device, block by block               delivery.py
           lane      CPU or CUDA, behind one interface                       lane.py, lane_cuda.py
           resident  blocks that stay on the device                          resident.py

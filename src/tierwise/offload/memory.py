@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tierwise.core.errors import UsageError
 from tierwise.offload.blocks import Block
 from tierwise.offload.kernel import ALIGNMENT
 from tierwise.offload.lane import Lane, Wait
@@ -129,30 +128,6 @@ class Slot:
         source = self.staging if self.is_bf16 or not self.master else self.master[self.bank]
         assert source is not None
         return self.param, source
-
-
-def check_parameter(param: nn.Parameter, name: str) -> None:
-    """Return if the parameter can be updated on the host.
-
-    Raises:
-        UsageError: Its type or layout is not supported.
-    """
-    if param.is_complex():
-        raise UsageError(f"{name} is complex; OffloadAdamW updates real parameters")
-    if param.layout != torch.strided:
-        raise UsageError(f"{name} is sparse; OffloadAdamW updates dense parameters")
-    if param.dtype not in (torch.float32, torch.bfloat16):
-        raise UsageError(
-            f"{name} is {str(param.dtype).removeprefix('torch.')}; weights must be fp32 or bf16",
-            hint="fp16 training keeps fp32 weights under autocast",
-        )
-    if not is_dense(param):
-        raise UsageError(f"{name} is a view with gaps or overlaps", hint="make it contiguous")
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Say whether a tensor fills one stretch of memory, in whatever order of dimensions."""
-    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def host_bytes(params: Sequence[nn.Parameter], *, shadow: bool, direct: bool) -> int:

@@ -38,12 +38,13 @@ from tierwise.core.errors import TrainingError, UsageError
 from tierwise.offload import kernel
 from tierwise.offload.blocks import Block, single_blocks, split_blocks
 from tierwise.offload.checkpoint import check_state, state_of
+from tierwise.offload.checks import check_arguments, check_parameter
+from tierwise.offload.clip import clip_coefficient, clip_order, gradient_norms, unscale
 from tierwise.offload.delivery import Delivery
 from tierwise.offload.lane import choose_lane
 from tierwise.offload.memory import (
     Slot,
     allocate_state,
-    check_parameter,
     free_bytes,
     host_bytes,
 )
@@ -134,14 +135,11 @@ class OffloadAdamW(Optimizer):
     ) -> None:
         if isinstance(params, nn.Module):
             model, params = params, list(params.parameters())
-        _check_arguments(
+        check_arguments(
             lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
             max_grad_norm=max_grad_norm, mode=mode,
+            chunk_elements=chunk_elements, num_threads=num_threads,
         )  # fmt: skip
-        if chunk_elements <= 0 or chunk_elements % kernel.ALIGNMENT:
-            raise UsageError(f"chunk_elements {chunk_elements} is not a multiple of 64")
-        if num_threads < 1:
-            raise UsageError(f"num_threads {num_threads} is not positive")
         self.mode: Mode = mode
         self.counts = Counts()
         self.trace = trace
@@ -347,10 +345,7 @@ class OffloadAdamW(Optimizer):
             return True
         scale: Tensor | None = getattr(self, "grad_scale", None)
         if scale is not None:
-            inverse = scale.double().reciprocal().float()
-            for slot in slots:
-                if slot.param.grad is not None:
-                    slot.param.grad.mul_(inverse.to(slot.param.grad.device))
+            unscale([slot.param for slot in slots], scale)
         return False
 
     def _clip_coefficient(self) -> float | None:
@@ -369,29 +364,11 @@ class OffloadAdamW(Optimizer):
             return None
         if self.max_grad_norm is None:
             return 1.0
-        return float(torch.clamp(self.max_grad_norm / (self._norm + 1e-6), max=1.0))
+        return clip_coefficient(self._norm, self.max_grad_norm)
 
     def _norms(self) -> list[Tensor]:
-        """Return the norm of every gradient, in the order `clip_grad_norm_` would take them."""
-        if self._model is not None:
-            params = list(self._model.parameters())
-            inside = set(params)
-        else:
-            params, inside = [], set()
-        params += [p for g in self.param_groups for p in g["params"] if p not in inside]
-        found: dict[nn.Parameter, Tensor] = {}
-        missing: list[nn.Parameter] = []
-        for param in params:
-            slot = self._slots.get(param)
-            if param.grad is None:
-                continue
-            if slot is not None and slot.norm is not None and slot.grad_is_current():
-                found[param] = slot.norm
-            else:
-                missing.append(param)
-        grads = [p.grad for p in missing if p.grad is not None]
-        found.update(zip(missing, self._lane.norms(grads), strict=True))
-        return [found[param] for param in params if param in found]
+        params = clip_order(self._model, self.param_groups)
+        return gradient_norms(params, self._slots, self._lane)
 
     def _holds(self, slot: Slot) -> bool:
         """Say whether a proposal is what the step would compute now, if nothing is clipped."""
@@ -591,20 +568,3 @@ def _close(queue: UpdateQueue, handles: list[Any]) -> None:
     for handle in handles:
         handle.remove()
     handles.clear()
-
-
-def _check_arguments(
-    *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
-    max_grad_norm: float | None, mode: str,
-) -> None:  # fmt: skip
-    rules = (
-        (float(lr) >= 0.0, f"lr {lr} is negative"),
-        (0.0 <= betas[0] < 1.0 and 0.0 <= betas[1] < 1.0, f"betas {betas} are not in [0, 1)"),
-        (eps >= 0.0, f"eps {eps} is negative"),
-        (weight_decay >= 0.0, f"weight_decay {weight_decay} is negative"),
-        (max_grad_norm is None or max_grad_norm > 0.0, f"max_grad_norm {max_grad_norm} is not > 0"),
-        (mode in ("auto", "speculate", "defer", "barrier"), f"mode {mode!r} is not known"),
-    )
-    for holds, message in rules:
-        if not holds:
-            raise UsageError(message)
