@@ -136,14 +136,20 @@ def open_image(path: Path) -> Iterator[tuple[Pread, int]]:
         os.close(descriptor)
 
 
-def find_place(pread: Pread, name: str) -> tuple[int, int] | None:
-    """Return (offset, length) of a file on an image by either file system, or None."""
+def find_places(pread: Pread, name: str) -> Iterator[tuple[int, int]]:
+    """Yield (offset, length) of a file on an image by each file system; two if they disagree."""
+    first: tuple[int, int] | None = None
     for walk in (walk_iso, walk_udf):
         with contextlib.suppress(DataError, struct.error, IndexError):
-            for node in walk(pread):
-                if node.path == name and node.is_file:
-                    return _place(node)
-    return None
+            node = next((n for n in walk(pread) if n.path == name and n.is_file), None)
+            if node is not None and (place := _place(node)) != first:
+                first = place
+                yield place
+
+
+def find_place(pread: Pread, name: str) -> tuple[int, int] | None:
+    """Return (offset, length) of a file on an image by the first file system that has it."""
+    return next(find_places(pread, name), None)
 
 
 def read_root_file(pread: Pread, name: str) -> bytes:
@@ -152,15 +158,16 @@ def read_root_file(pread: Pread, name: str) -> bytes:
     Raises:
         DataError: It is not there, or not what the manifest says.
     """
-    bodies = []
-    for wanted in (name, MANIFEST_NAME):
-        place = find_place(pread, wanted)
-        if place is None:
-            raise DataError(f"the image has no {wanted}")
-        bodies.append(pread(*place))
-    if decode_manifest(bodies[1]).get(name) != hashlib.sha256(bodies[0]).hexdigest():
-        raise DataError(f"{name} is not what the image's manifest says")
-    return bodies[0]
+    bodies = [pread(*place) for place in find_places(pread, name)]
+    if not bodies:
+        raise DataError(f"the image has no {name}")
+    for place in find_places(pread, MANIFEST_NAME):
+        with contextlib.suppress(DataError):
+            wanted = decode_manifest(pread(*place)).get(name)
+            for body in bodies:
+                if hashlib.sha256(body).hexdigest() == wanted:
+                    return body
+    raise DataError(f"{name} is not what the image's manifest says")
 
 
 class _Patient:
@@ -228,6 +235,7 @@ class _Judge:
         self._path, self._reader, self._size, self._advance = path, reader, size, advance
         self._volume: Volume | None = None
         self._places: dict[str, tuple[int, int]] = {}
+        self._other: dict[str, tuple[int, int]] = {}
         self._digests: dict[str, str] = {}
         self._slice: Slice | None = None
         self._faults: list[tuple[DiscFault, str]] = []
@@ -281,30 +289,28 @@ class _Judge:
             self._volume = read_volume(self._reader)
         if trees[0] != trees[1] and not self._faults:
             self._fault(DiscFault.TREE_DAMAGED, "the two file systems on it disagree")
-        self._places = max(trees, key=len)
-        self._other = min(trees, key=len)
+        self._places, self._other = sorted(trees, key=len, reverse=True)
 
-    def _read(self, name: str) -> bytes | None:
-        place = self._places.get(name) or self._other.get(name)
-        if place is None:
-            return None
-        data = self._reader(*place)
-        return data if len(data) == place[1] else None
+    def _read(self, name: str) -> Iterator[bytes]:
+        """Yield a root file's bytes from where each tree has it."""
+        for place in dict.fromkeys((self._places.get(name), self._other.get(name))):
+            if place is not None and len(data := self._reader(*place)) == place[1]:
+                yield data
 
     def _read_manifest(self) -> dict[str, str] | None:
-        body = self._read(MANIFEST_NAME)
-        if body is None:
-            self._fault(DiscFault.MANIFEST_DAMAGED, f"no readable {MANIFEST_NAME}")
-            return None
-        try:
-            manifest = decode_manifest(body)
-        except DataError as error:
-            self._fault(DiscFault.MANIFEST_DAMAGED, str(error))
-            return None
-        for path in manifest.keys() - self._places.keys():
-            if path in self._other:
-                self._places[path] = self._other[path]
-        return manifest
+        reason = f"no readable {MANIFEST_NAME}"
+        for body in self._read(MANIFEST_NAME):
+            try:
+                manifest = decode_manifest(body)
+            except DataError as error:
+                reason = str(error)
+                continue
+            for path in manifest.keys() - self._places.keys():
+                if path in self._other:
+                    self._places[path] = self._other[path]
+            return manifest
+        self._fault(DiscFault.MANIFEST_DAMAGED, reason)
+        return None
 
     def _hash_all(self) -> tuple[str, str]:
         """Return the whole image's SHA-256 and CRC-32, taking every file's hash on the way."""
@@ -341,7 +347,9 @@ class _Judge:
         if expected is not None and manifest != expected:
             self._fault(DiscFault.MANIFEST_DAMAGED, "the manifest is not the one that was meant")
         damaged = tuple(
-            path for path, digest in sorted(manifest.items()) if self._digests.get(path) != digest
+            path
+            for path, digest in sorted(manifest.items())
+            if self._digests.get(path) != digest and not self._is_elsewhere(path, digest)
         )
         strange = self._places.keys() - manifest.keys() - {MANIFEST_NAME}
         if damaged:
@@ -351,20 +359,28 @@ class _Judge:
             self._fault(DiscFault.MANIFEST_DAMAGED, f"{min(strange)} is not in the manifest")
         return damaged
 
+    def _is_elsewhere(self, path: str, digest: str) -> bool:
+        """Take the other tree's place of a file if the bytes there have the hash."""
+        place = self._other.get(path)
+        if place is None or self._feed(*place, hashlib.sha256()) != digest:
+            return False
+        self._places[path], self._digests[path] = place, digest
+        return True
+
     def _read_slice(self, manifest: dict[str, str] | None) -> None:
-        body = self._read(CATALOGUE_NAME)
-        if body is None:
-            self._fault(DiscFault.SLICE_DAMAGED, f"no readable {CATALOGUE_NAME}")
-            return
-        digest = hashlib.sha256(body).hexdigest()
-        if manifest is not None and manifest.get(CATALOGUE_NAME) != digest:
-            self._fault(DiscFault.SLICE_DAMAGED, f"{CATALOGUE_NAME} has not its hash")
-            return
-        try:
-            self._slice = decode_slice(body)
-        except DataError as error:
-            newer = "format is" in str(error)
-            self._fault(DiscFault.NEWER_FORMAT if newer else DiscFault.SLICE_DAMAGED, str(error))
+        fault = (DiscFault.SLICE_DAMAGED, f"no readable {CATALOGUE_NAME}")
+        for body in self._read(CATALOGUE_NAME):
+            digest = hashlib.sha256(body).hexdigest()
+            if manifest is not None and manifest.get(CATALOGUE_NAME) != digest:
+                fault = (DiscFault.SLICE_DAMAGED, f"{CATALOGUE_NAME} has not its hash")
+                continue
+            try:
+                self._slice = decode_slice(body)
+                return
+            except DataError as error:
+                newer = "format is" in str(error)
+                fault = (DiscFault.NEWER_FORMAT if newer else DiscFault.SLICE_DAMAGED, str(error))
+        self._fault(*fault)
 
     def _is_ours(self) -> bool:
         """Return whether the descriptor, or a file found on it, says that the disc is an image."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tierwise.archive.array_map import CHECKSUM_BLOCK_BYTES, ArrayMap
 from tierwise.archive.disc_slice import CHECKSUMS_NAME, PARITY_NAME
-from tierwise.archive.discs import find_place, open_image
+from tierwise.archive.discs import find_place, find_places, open_image
 from tierwise.archive.erasure import Bytes
 from tierwise.archive.iso_reader import SECTOR_BYTES, Pread
 
@@ -127,10 +127,10 @@ def checksum_table(array: ArrayMap, present: Mapping[int, Path]) -> npt.NDArray[
         if index not in present:
             continue
         with open_image(present[index]) as (pread, _), contextlib.suppress(OSError):
-            place = find_place(pread, CHECKSUMS_NAME)
-            body = b"" if place is None else pread(*place)
-            if hashlib.sha256(body).hexdigest() == array.checksums_sha256:
-                return np.frombuffer(body, "<u4").reshape(len(array.members), array.num_blocks)
+            for place in find_places(pread, CHECKSUMS_NAME):
+                body = pread(*place)
+                if hashlib.sha256(body).hexdigest() == array.checksums_sha256:
+                    return np.frombuffer(body, "<u4").reshape(len(array.members), array.num_blocks)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -131,6 +132,32 @@ def test_tree_damaged_is_read_by_the_other_tree(exhibit: Any, copy_of: Copy) -> 
         assert found.fault is DiscFault.TREE_DAMAGED
         assert len(found.entries) == 4
         assert all(entry.sound for entry in found.entries)
+
+
+@pytest.mark.parametrize(
+    "name", ["MANIFEST.sha256", "CATALOGUE.jsonl", "data/disc 0/file-1%0A.txt%FF"]
+)
+@pytest.mark.parametrize("endings", ["<>", "<"], ids=["iso", "udf"])
+def test_a_tree_that_points_elsewhere_is_overruled(
+    exhibit: Any, copy_of: Copy, name: str, endings: str
+) -> None:
+    """One file system names the wrong sectors; the hashes say which one to believe."""
+    disc = copy_of(exhibit.paths[0])
+    sector = place_of(disc, name)[0] // 2048
+    data = disc.read_bytes()
+    if endings == "<>":
+        old, new = (struct.pack("<I", s) + struct.pack(">I", s) for s in (sector, sector + 2))
+    else:  # a UDF allocation descriptor: length, then the block from the partition's start, 257
+        length = place_of(disc, name)[1]
+        old, new = (struct.pack("<II", length, s - 257) for s in (sector, sector + 2))
+    assert data.count(old) == 1
+    disc.write_bytes(data.replace(old, new))
+    (found,) = scan(disc)
+    assert found.fault is DiscFault.TREE_DAMAGED
+    assert len(found.entries) == 4
+    assert all(entry.sound for entry in found.entries)
+    for entry, known in zip(found.entries, scan(exhibit.paths[0])[0].entries, strict=True):
+        assert (entry.offset, entry.length) == (known.offset, known.length)
 
 
 def test_tree_whose_names_disagree(exhibit: Any, copy_of: Copy) -> None:
