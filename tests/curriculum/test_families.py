@@ -1,0 +1,152 @@
+"""Every probe on random models of other families, saved to and loaded from a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tierwise.core.errors import DataError
+from tierwise.curriculum.models import LocalModel
+from tierwise.curriculum.probes import Sampling
+from tierwise.curriculum.samples import SampleSet, load_image
+from tierwise.curriculum.scoring import ScoreConfig, score
+from tierwise.curriculum.tiny import build
+
+QWEN_TOKENS = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+QWEN_TEMPLATE = (
+    "{% for message in messages %}<user>{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<ans>{% endif %}"
+)
+
+
+def qwen_tokenizer() -> Any:
+    tokenizer: Any = build.build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": QWEN_TOKENS})
+    tokenizer.chat_template = QWEN_TEMPLATE
+    return tokenizer
+
+
+def token_settings(tokenizer: Any) -> dict[str, int]:
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    return dict(zip(names, tokenizer.convert_tokens_to_ids(QWEN_TOKENS), strict=True))
+
+
+def text_settings(tokenizer: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [2, 2, 2],
+        },
+    }
+
+
+def qwen2_vl(kit: Any, tokenizer: Any) -> Any:
+    vision = {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 48, "patch_size": 8}
+    return kit.Qwen2VLForConditionalGeneration(
+        kit.Qwen2VLConfig(
+            text_config=text_settings(tokenizer),
+            vision_config=vision,
+            **token_settings(tokenizer),
+        )
+    )
+
+
+def qwen2_5_vl(kit: Any, tokenizer: Any) -> Any:
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": 48,
+        "patch_size": 8,
+        "window_size": 32,
+        "fullatt_block_indexes": [1],
+    }
+    return kit.Qwen2_5_VLForConditionalGeneration(
+        kit.Qwen2_5_VLConfig(
+            text_config=text_settings(tokenizer),
+            vision_config=vision,
+            **token_settings(tokenizer),
+        )
+    )
+
+
+def qwen3_vl(kit: Any, tokenizer: Any) -> Any:
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": 48,
+        "patch_size": 8,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0],
+    }
+    return kit.Qwen3VLForConditionalGeneration(
+        kit.Qwen3VLConfig(
+            text_config={**text_settings(tokenizer), "head_dim": 12},
+            vision_config=vision,
+            **token_settings(tokenizer),
+        )
+    )
+
+
+def save_qwen(make: Callable[[Any, Any], Any], folder: Path) -> None:
+    import transformers
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    images: Any = Qwen2VLImageProcessorPil
+    torch.manual_seed(0)
+    tokenizer = qwen_tokenizer()
+    make(transformers, tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    size = {"shortest_edge": 256, "longest_edge": 48 * 48}
+    images(patch_size=8, merge_size=2, size=size).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("make", [qwen2_vl, qwen2_5_vl, qwen3_vl])
+def test_a_qwen_family_runs_every_probe(
+    make: Callable[[Any, Any], Any], held_out: SampleSet, tmp_path: Path
+) -> None:
+    save_qwen(make, tmp_path / "model")
+    model = LocalModel.load(tmp_path / "model")
+    config = ScoreConfig(
+        num_attempts=1, permilles=(0, 500), sampling=Sampling(batch_size=8, max_new_tokens=4)
+    )
+    samples = held_out.samples[:5]
+    found = score(samples, model, config=config, folder=tmp_path / "out", seed=0)
+    assert [row.error for row in found.rows] == [""] * 5
+    for row in found.rows:
+        assert row.cmab_sum is not None
+        assert row.cmab_mean is not None
+        assert row.cmab_question_only is not None
+        assert row.cmab_sum > 0
+
+    prompts = model.encode(samples, [[load_image(one.images[0])] for one in samples])
+    images = torch.tensor(model.image_token_ids())
+    per_row = torch.isin(prompts.inputs["input_ids"], images).sum(1)
+    assert per_row.tolist() == [9] * 5  # 48 pixels: 6 x 6 patches, merged by 2 x 2
+
+
+def test_a_folder_with_a_tokenizer_only_is_refused(tmp_path: Path) -> None:
+    config = build.TinyConfig(layers=3)
+    build.build_model(config, seed=0).save_pretrained(tmp_path)
+    build.build_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(DataError, match="processor"):
+        LocalModel.load(tmp_path)
