@@ -61,4 +61,4 @@ system-demo:
 
 system-test: $(STAMP)
 	@.ci/system_packages fuse3:fusermount3 libisal2:libisal.so.2 attr:setfattr \
-	  p7zip-full:7z libarchive-tools:bsdtar chromium:chromium
+	  p7zip-full:7z libarchive-tools:bsdtar xorriso:xorriso chromium:chromium
