@@ -1,4 +1,4 @@
-"""What an archive is made of: `archive.toml` in its root, and the sizes of known discs.
+"""What an archive is made of: `archive.toml` in its root, and the names of known discs.
 
 Left out: everything that changes while the archive lives, which is in the catalogue.
 """
@@ -17,17 +17,7 @@ from tierwise.core.records import write_whole
 CONFIG_NAME = "archive.toml"
 FORMAT = 1
 
-DISC_SIZES: dict[str, int] = {
-    "bd-25": 25_025_314_816,  # BD-R SL, ECMA-… user sectors x 2048
-    "bd-50": 50_050_629_632,  # BD-R DL
-    "bd-100": 100_103_356_416,  # BD-R XL TL
-    "bd-128": 128_001_769_472,  # BD-R XL QL
-}
-"""User bytes of a blank disc without defect management.
-
-Source: Blu-ray Disc Association, White Paper Blu-ray Disc Format General, 6th edition, 2018.
-"""
-
+DISC_TYPES = ("bd-25", "bd-50", "bd-100", "bd-128")
 MIN_DISC_BYTES = 1 << 20
 
 
@@ -38,7 +28,7 @@ class ArchiveConfig:
     Attributes:
         archive_id: 32 hex digits, on every disc; the first 8 are part of its label.
         disc_size_bytes: What one disc holds.
-        media: Disc type for the inventory: a key of `DISC_SIZES`, or any word.
+        media: Disc type for the inventory: one of `DISC_TYPES`, or any word.
         data_discs: Data images per array (k).
         parity_discs: Parity images per array (m).
         forepart_bytes: Head of each file that stays in the metadata volume; OLFS keeps 256 KB
@@ -90,15 +80,17 @@ def parse_disc(text: str) -> tuple[str, int]:
     >>> parse_disc("bd-25")[1], parse_disc("64MiB")
     (25025314816, ('disc', 67108864))
     """
+    from tierwise.archive.library import load_timings
     from tierwise.core.units import parse_size
 
-    if text.lower() in DISC_SIZES:
-        return text.lower(), DISC_SIZES[text.lower()]
+    if text.lower() in DISC_TYPES:
+        key = text.lower().replace("-", "_") + "_bytes"
+        return text.lower(), int(load_timings()[key].value)
     try:
         return "disc", parse_size(text)
     except ConfigError as error:
         raise ConfigError(
-            f"no disc type {text!r}", hint=f"one of {', '.join(DISC_SIZES)}, or a size like 64MiB"
+            f"no disc type {text!r}", hint=f"one of {', '.join(DISC_TYPES)}, or a size like 64MiB"
         ) from error
 
 
