@@ -1,7 +1,7 @@
 """How much of a directory's speed is left when it is mounted, by way of input and output.
 
-Each round does the same work in the directory itself and on mounts of it (and of an archive), one
-after the other; rows are ratios to the directory of the same round: 1 is as fast, 0.5 half.
+Each round does the same work in the directory itself and on mounts of it (and of an archive), kind
+by kind, taking turns; rows are ratios to the directory of the same round: 1 is as fast, 0.5 half.
 Everything lies on tmpfs where there is one, so that no disc's noise hides the front end.
 """
 
@@ -28,31 +28,45 @@ _Item = TypeVar("_Item")
 MIB = 1 << 20
 FILE_BYTES = 256 * MIB
 NUM_FILES = 1000
-NUM_ROUNDS = 5
+NUM_ROUNDS = 7
+PAUSE_S = 0.1
+UNTOLD = "remove a large file"
 
 
-def work(folder: Path) -> dict[str, float]:
-    """Return the seconds each kind of work took in an empty folder."""
-    seconds: dict[str, float] = {}
+def steps(folder: Path) -> dict[str, Callable[[], None]]:
+    """Return the kinds of work on a folder, in their order; the last leaves it empty."""
     block = os.urandom(MIB)
-
-    def timed(name: str, function: Callable[[], None]) -> None:
-        start = time.perf_counter()
-        function()
-        seconds[name] = time.perf_counter() - start
-
+    page = block[:4096]
+    big, medium = folder / "big", folder / "medium"
     paths = [folder / f"small-{number}" for number in range(NUM_FILES)]
-    timed("write, 1 MiB at a time", partial(_write, folder / "big", block, FILE_BYTES // MIB))
-    timed("read, 1 MiB at a time", partial(_read, folder / "big", MIB))
-    timed("write, 4 KiB at a time", partial(_write, folder / "medium", block[:4096], 5000))
-    timed("create, write 4 KiB, close", lambda: each(paths, lambda p: p.write_bytes(block[:4096])))
-    timed("stat", lambda: each(paths, Path.stat))
-    timed("stat again", lambda: each(paths, Path.stat))
-    timed("list with stat", lambda: each(os.scandir(folder), os.DirEntry.stat))
-    timed("open, read, close", lambda: each(paths, Path.read_bytes))
-    timed("unlink", lambda: each(paths, Path.unlink))
-    (folder / "big").unlink()
-    (folder / "medium").unlink()
+    return {
+        "write, 1 MiB at a time": lambda: _write(big, block, FILE_BYTES // MIB),
+        "read, 1 MiB at a time": lambda: _read(big, MIB),
+        UNTOLD: big.unlink,
+        "write, 4 KiB at a time": lambda: _write(medium, page, 5000),
+        "create, write 4 KiB, close": lambda: each(paths, lambda path: path.write_bytes(page)),
+        "stat": lambda: each(paths, Path.stat),
+        "stat again": lambda: each(paths, Path.stat),
+        "list with stat": lambda: each(os.scandir(folder), os.DirEntry.stat),
+        "open, read, close": lambda: each(paths, Path.read_bytes),
+        "unlink": lambda: each([medium, *paths], Path.unlink),
+    }
+
+
+def one_round(folders: dict[str, Path], first: int) -> dict[str, dict[str, float]]:
+    """Return the seconds of each kind of work in each folder, the folders taking turns.
+
+    A pause before each lets what the one before left behind (pages to free) be done with.
+    """
+    names = [*folders][first:] + [*folders][:first]
+    work = {name: steps(folder) for name, folder in folders.items()}
+    seconds: dict[str, dict[str, float]] = {name: {} for name in folders}
+    for kind in work["directory"]:
+        for name in names:
+            time.sleep(PAUSE_S)
+            start = time.perf_counter()
+            work[name][kind]()
+            seconds[name][kind] = time.perf_counter() - start
     return seconds
 
 
@@ -103,8 +117,7 @@ def main() -> None:
                 mount = stack.enter_context(mounted_process(factory, base / "mounts" / name))
                 folders[name] = mount.path
             for number in range(1 + NUM_ROUNDS):
-                for name, folder in folders.items():
-                    seconds = work(folder)
+                for name, seconds in one_round(folders, number % len(folders)).items():
                     if number:
                         rounds[name].append(seconds)
     finally:
@@ -117,7 +130,7 @@ def rows_of(rounds: dict[str, list[dict[str, float]]]) -> list[Row]:
     """Return the directory's own figures, then every mount's ratio to it."""
     plain = rounds.pop("directory")
     rows: list[Row] = []
-    for kind in plain[0]:
+    for kind in (kind for kind in plain[0] if kind != UNTOLD):
         own = [seconds[kind] for seconds in plain]
         rows.append(row_of(f"{kind}: directory", own, unit="s"))
         for name, measured in rounds.items():
