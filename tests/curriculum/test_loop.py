@@ -26,7 +26,12 @@ from tierwise.curriculum.loop import (
     train_grpo,
 )
 from tierwise.curriculum.models import LocalModel
-from tierwise.curriculum.rollouts import completion_logprobs, sample_rollouts, select_prompts
+from tierwise.curriculum.rollouts import (
+    can_share_prompts,
+    completion_logprobs,
+    sample_rollouts,
+    select_prompts,
+)
 from tierwise.curriculum.samples import Sample, load_image
 from tierwise.curriculum.tiny import build, tasks
 
@@ -172,6 +177,13 @@ def test_dropping_prompts_keeps_the_other_log_probabilities(samples: list[Sample
     with torch.no_grad():
         again_BT = completion_logprobs(model, kept, temperature=1.0)
     assert torch.allclose(again_BT[kept.mask_BT], kept.logprob_BT[kept.mask_BT], atol=1e-5)
+
+
+def test_three_dimensional_positions_are_never_shared() -> None:
+    model = small_model()
+    assert can_share_prompts(model)
+    model.model.config.get_text_config().rope_parameters["mrope_section"] = [4, 4, 4]
+    assert not can_share_prompts(model)
 
 
 def test_training_raises_the_reward(samples: list[Sample], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tierwise.core.config import load_config
 from tierwise.core.errors import ConfigError, DataError
 from tierwise.core.report import Figure, render_html
 from tierwise.curriculum import study as study_module
@@ -233,6 +234,21 @@ def test_the_report_says_what_the_intervals_say() -> None:
     lines = conclusions(analyse(cells, "random", num_resamples=1000), "random")
     assert len(lines) == 4
     assert spent_by_arm(cells)["random"]["completions"] == 8
+
+
+def test_the_committed_study_follows_from_its_raw_records() -> None:
+    folder = Path(__file__).parents[2] / "bench" / "results" / "study-tiny_2026-11"
+    settings = load_config(StudyConfig, folder / "config.toml")
+    cells = read_cells(settings, folder)
+    assert len(cells) == len(cells_of(settings)) == 31
+    reads = {
+        (c.arm, c.control): c.verdict
+        for c in analyse(cells, settings.control).comparisons
+        if c.decoding is Decoding.SAMPLED
+    }
+    assert reads["mid+hard", "base"] == "higher"
+    assert reads["mid+hard", "random"] == "no difference seen"
+    assert reads["unsolved", "random"] == "lower"
 
 
 def test_the_command_prices_runs_and_reports(

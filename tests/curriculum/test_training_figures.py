@@ -59,6 +59,11 @@ def test_a_single_step_can_be_drawn() -> None:
     training_section(metrics()[:1], differences(scores(40), scores(60), seed=0))
 
 
+def test_a_stage_without_evaluation_or_steps_can_be_shown() -> None:
+    assert len(training_section(metrics(), ()).blocks) == 2
+    assert len(training_section((), ()).blocks) == 1
+
+
 def test_accuracies_as_a_table() -> None:
     table = accuracy_table(accuracies(scores(40), seed=0))
     assert table.rows[0][:5] == ("all", "greedy", "100", "0", "40.0")

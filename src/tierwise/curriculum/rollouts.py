@@ -8,8 +8,9 @@ answer; running it once and selecting its keys and values for every completion c
 of B whole passes, in sampling and in training alike (the gradient flows through the cache). Every
 row draws from its own seed, so a rollout does not depend on its neighbours' draws.
 
-Left out: models whose positions are not those of a plain cache (three-dimensional rotary
-positions): for these `share_prompts=False` runs every row whole.
+Models whose positions are not those of a plain cache (three-dimensional rotary positions, as in the
+Qwen-VL families) are run row by row, whatever `share_prompts` says. Left out: several pictures a
+prompt for these.
 
 Shapes: P prompts, B rollouts, Q prompt tokens, T completion tokens, V vocabulary.
 `prompt_B` holds each rollout's prompt.
@@ -74,7 +75,7 @@ def sample_rollouts(
         max_new_tokens: Where a completion is cut.
         share_prompts: Run each prompt once; False runs it once a completion.
     """
-    if not share_prompts:
+    if not (share_prompts and can_share_prompts(model)):
         return _sample_rows(
             model,
             prompts,
@@ -148,7 +149,7 @@ def completion_logprobs(
     token_ids_BT, length = rollouts.token_ids_BT, rollouts.token_ids_BT.shape[1]
     mask_BN = prompts.inputs["attention_mask"][prompt_B]
     mask_BN = torch.cat([mask_BN, rollouts.mask_BT.to(mask_BN.dtype)], dim=1)
-    if share_prompts:
+    if share_prompts and can_share_prompts(model):
         logits_PV, cache = _run_prompts(model, prompts)
         logits_BTV = logits_PV[prompt_B][:, None]
         if length > 1:
@@ -168,6 +169,13 @@ def completion_logprobs(
         logits_BTV = model.model(**rows, use_cache=False, logits_to_keep=length + 1).logits[:, :-1]
     logprobs_BTV = _log_softmax(model, logits_BTV, temperature)
     return logprobs_BTV.gather(2, token_ids_BT[:, :, None])[:, :, 0]
+
+
+def can_share_prompts(model: LocalModel) -> bool:
+    """Return False for models that place tokens in three dimensions, which a cache alone loses."""
+    text = model.model.config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    return "mrope_section" not in rope
 
 
 def select_prompts(rollouts: Rollouts, keep_P: Tensor) -> Rollouts:

@@ -30,12 +30,13 @@ def training_section(
         changes: From `differences`, after less before.
         title: Heading of the section.
     """
-    blocks: list[Block] = [
-        Text(text=sentence(changes)),
-        difference_figure(changes),
-        learning_figure(metrics),
-        difference_table(changes),
-    ]
+    blocks: list[Block] = [Text(text=sentence(changes))]
+    if changes:
+        blocks.append(difference_figure(changes))
+    if metrics:
+        blocks.append(learning_figure(metrics))
+    if changes:
+        blocks.append(difference_table(changes))
     return Section(title=title, blocks=tuple(blocks))
 
 
