@@ -85,6 +85,7 @@ class Archive:
         self.recaller = Recaller(catalogue, self.store, self.shelf, self.mender)
         self.queue = RecallQueue(catalogue, self.store, self.recaller)
         self.may_recall: Callable[[Caller], bool] = lambda caller: True
+        self._known_room = 0
         self._namespace_lock: FileLock | None = None
         self._fs: ArchiveFileSystem | None = None
 
@@ -257,7 +258,11 @@ class Archive:
         limit = self.config.buffer_size_bytes
         if limit is None:
             return
+        self._known_room -= num_bytes
+        if self._known_room > 0:
+            return  # counted not long ago; counting at every write would be slow
         over = counts.buffer_bytes(self.catalogue) + num_bytes - limit
+        self._known_room = -over // 4
         if over <= 0:
             return
         with contextlib.suppress(StateError), self._maintenance():
