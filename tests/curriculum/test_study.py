@@ -270,3 +270,13 @@ def test_the_command_prices_runs_and_reports(
     said = json.loads(capsys.readouterr().out)
     assert (said["runs_done"], said["runs_planned"]) == (2, 2)
     assert Path(said["report"]).is_file()
+
+
+@pytest.mark.parametrize("name", ["study-tiny.toml", "study-7b.toml"])
+def test_the_shipped_studies_can_be_read_and_priced(name: str) -> None:
+    settings = load_config(StudyConfig, Path(__file__).parents[2] / "configs" / name)
+    told = price(settings, num_held_out=100)
+    assert told["cells"] == 1 + len(settings.arms) * 5
+    if name == "study-7b.toml":
+        pairings = {f"{first.value}->{second.value}" for first, second in PAPER_PAIRINGS}
+        assert pairings <= set(settings.arms)

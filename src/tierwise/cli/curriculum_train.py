@@ -147,8 +147,11 @@ def study(
 
     settings = load_config(StudyConfig, config, overrides)
     if dry_run:
-        held_out = read_samples(config.parent / settings.held_out).samples
-        print_result({**price(settings, num_held_out=len(held_out))}, as_json=as_json)
+        path = config.parent / settings.held_out
+        num_held_out = len(read_samples(path).samples) if path.exists() else 0
+        told: dict[str, object] = {"held_out_samples": num_held_out}
+        told |= price(settings, num_held_out=num_held_out)
+        print_result(told, as_json=as_json)
         return
     with stop_on_signal() as stop:
         cells = run_study(
