@@ -30,7 +30,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 64  # elements; a tensor may be split at multiples of it
 LANES = 8  # of the emitted vector code; torch's vectors are 8 or 16 lanes wide on x86
+AHEAD = 256  # elements to prefetch by: division fills the pipeline and hides later loads
 STREAM_LANES = 16  # of stores that bypass the cache: whole lines of 64 bytes at a time
 
 # columns of the address table (int64), one row a piece of one parameter
@@ -93,6 +94,19 @@ def _declare(builder: ir.IRBuilder, name: str, lanes: int, *, num_arguments: int
     return cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
         builder.module, signature, f"{name}.{suffix}"
     )
+
+
+def _prefetch(
+    builder: ir.IRBuilder, addresses: Sequence[ir.Value], index: ir.Value, *, size: int
+) -> None:
+    """Ask for what will be read `AHEAD` elements from now; past the end this does nothing."""
+    signature = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _I32, _I32, _I32])
+    ask = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
+        builder.module, signature, "llvm.prefetch"
+    )
+    for address in addresses:
+        there = _pointer(builder, address, builder.add(index, _I64(AHEAD)), size, ir.IntType(8))
+        builder.call(ask, [there, _I32(0), _I32(3), _I32(1)])  # to read, keep in all caches, data
 
 
 def _load_grad(
@@ -145,6 +159,9 @@ def _make_block(lanes: int, *, bf16: bool, stream: bool = False, tail: bool = Fa
                 builder.load(_pointer(builder, a, i, 4, kind), align=4) for a in addresses[:3]
             )
             g = _load_grad(builder, addresses[3], i, lanes, bf16=bf16)
+            if lanes > 1 and not stream:
+                _prefetch(builder, addresses[:3], i, size=4)
+                _prefetch(builder, addresses[3:4], i, size=2 if bf16 else 4)
             g = builder.fmul(g, c)
             # torch's lerp: from m for a weight below one half, else back from g (weight - 1 <= 0)
             from_m = builder.fcmp_ordered(">", args[11], ir.Constant(_F32, 0.0))
