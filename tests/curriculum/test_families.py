@@ -125,12 +125,15 @@ def test_a_qwen_family_runs_every_probe(
     make: Callable[[Any, Any], Any], held_out: SampleSet, tmp_path: Path
 ) -> None:
     save_qwen(make, tmp_path / "model")
-    model = LocalModel.load(tmp_path / "model")
+    check_probes(LocalModel.load(tmp_path / "model"), held_out, tmp_path / "out")
+
+
+def check_probes(model: LocalModel, held_out: SampleSet, folder: Path) -> None:
     config = ScoreConfig(
         num_attempts=1, permilles=(0, 500), sampling=Sampling(batch_size=8, max_new_tokens=4)
     )
     samples = held_out.samples[:5]
-    found = score(samples, model, config=config, folder=tmp_path / "out", seed=0)
+    found = score(samples, model, config=config, folder=folder, seed=0)
     assert [row.error for row in found.rows] == [""] * 5
     for row in found.rows:
         assert row.cmab_sum is not None
@@ -142,6 +145,63 @@ def test_a_qwen_family_runs_every_probe(
     images = torch.tensor(model.image_token_ids())
     per_row = torch.isin(prompts.inputs["input_ids"], images).sum(1)
     assert per_row.tolist() == [9] * 5  # 48 pixels: 6 x 6 patches, merged by 2 x 2
+
+
+GEMMA_TOKENS = {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<img>"}
+
+
+def save_gemma3(folder: Path) -> None:
+    import transformers
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    kit: Any = transformers
+    images: Any = Gemma3ImageProcessorPil
+    words: Any = build.build_tokenizer()
+    words.add_special_tokens({"additional_special_tokens": list(GEMMA_TOKENS.values())})
+    tokenizer = kit.PreTrainedTokenizerFast(
+        tokenizer_object=words._tokenizer,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<eos>",
+        extra_special_tokens=GEMMA_TOKENS,
+    )
+    ids = dict(
+        zip(GEMMA_TOKENS, tokenizer.convert_tokens_to_ids(list(GEMMA_TOKENS.values())), strict=True)
+    )
+    text = {**text_settings(tokenizer), "head_dim": 12, "sliding_window": 64}
+    text.pop("rope_parameters")
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 48,
+        "patch_size": 8,
+    }
+    torch.manual_seed(0)
+    kit.Gemma3ForConditionalGeneration(
+        kit.Gemma3Config(
+            text_config=text,
+            vision_config=vision,
+            mm_tokens_per_image=9,
+            image_token_index=ids["image_token"],
+            boi_token_index=ids["boi_token"],
+            eoi_token_index=ids["eoi_token"],
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    ).save_pretrained(folder)
+    template = QWEN_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<boi>")
+    kit.Gemma3Processor(
+        images(size={"height": 48, "width": 48}),
+        tokenizer,
+        chat_template=template,
+        image_seq_length=9,
+    ).save_pretrained(folder)
+
+
+def test_gemma3_runs_every_probe(held_out: SampleSet, tmp_path: Path) -> None:
+    save_gemma3(tmp_path / "model")
+    check_probes(LocalModel.load(tmp_path / "model"), held_out, tmp_path / "out")
 
 
 def test_a_folder_with_a_tokenizer_only_is_refused(tmp_path: Path) -> None:
