@@ -204,6 +204,48 @@ def test_gemma3_runs_every_probe(held_out: SampleSet, tmp_path: Path) -> None:
     check_probes(LocalModel.load(tmp_path / "model"), held_out, tmp_path / "out")
 
 
+def save_internvl(folder: Path) -> None:
+    import transformers
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    kit: Any = transformers
+    images: Any = GotOcr2ImageProcessorPil
+    tokenizer: Any = build.build_tokenizer()
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": ["<img>", "</img>", "<IMG_CONTEXT>"]}
+    )
+    tokenizer.chat_template = QWEN_TEMPLATE.replace(
+        "<|vision_start|><|image_pad|><|vision_end|>", "<IMG_CONTEXT>"
+    )
+    text = {**text_settings(tokenizer), "model_type": "qwen2"}
+    text.pop("rope_parameters")
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": [48, 48],
+        "patch_size": [8, 8],
+    }
+    torch.manual_seed(0)
+    kit.InternVLForConditionalGeneration(
+        kit.InternVLConfig(
+            text_config=text,
+            vision_config=vision,
+            image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+            image_seq_length=9,
+            downsample_ratio=0.5,
+        )
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    images(size={"height": 48, "width": 48}, crop_to_patches=False).save_pretrained(folder)
+
+
+def test_internvl_runs_every_probe(held_out: SampleSet, tmp_path: Path) -> None:
+    save_internvl(tmp_path / "model")
+    check_probes(LocalModel.load(tmp_path / "model"), held_out, tmp_path / "out")
+
+
 def test_a_folder_with_a_tokenizer_only_is_refused(tmp_path: Path) -> None:
     config = build.TinyConfig(layers=3)
     build.build_model(config, seed=0).save_pretrained(tmp_path)

@@ -1,16 +1,17 @@
 """What differs between model families when transformers loads them without torchvision.
 
-`AutoProcessor` is right where it works. The processors of the Qwen-VL families insist on a video
-processor, which needs torchvision, and then come back as a bare tokenizer; `QwenProcessor` is the
-image half of them. Left out: video, and families whose weights are not in transformers' own form
-(remote code is never run).
+`AutoProcessor` is right where it works. The processors of the Qwen-VL families and of InternVL
+insist on a video processor, which needs torchvision, and then fail or come back as a bare
+tokenizer; `PictureProcessor` is the image half of them. Left out: video, SmolVLM (its processor
+needs num2words and a video processor), and families whose weights are not in transformers' own
+form (remote code is never run).
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,21 +21,33 @@ from tierwise.core.errors import DataError
 _QWEN = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
 
 
-class QwenProcessor:
-    """Tokenizer, image processor and chat template of a Qwen-VL model, without video.
+class PictureProcessor:
+    """Tokenizer, image processor and chat template of a model, without video.
 
     Args:
-        tokenizer: Must know `<|image_pad|>`.
-        image_processor: Cuts a picture into patches and says how many.
-        chat_template: Jinja text, or None for the tokenizer's.
+        tokenizer: Must know `image_token`.
+        image_processor: Makes pixel values of pictures.
+        image_token: What stands for a picture in the chat template.
+        expand: Image processor's output -> the text that each picture's token becomes.
+        keep: Which of the image processor's outputs the model takes.
+        token_types: Whether the model wants to be told which tokens are image tokens.
     """
 
-    image_token = "<|image_pad|>"
-
-    def __init__(self, tokenizer: Any, image_processor: Any, chat_template: str | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        image_processor: Any,
+        *,
+        image_token: str,
+        expand: Callable[[Mapping[str, Any]], list[str]],
+        keep: Sequence[str],
+        token_types: bool,
+    ) -> None:
         self.tokenizer = tokenizer
         self.image_processor = image_processor
-        self.chat_template = chat_template or tokenizer.chat_template
+        self.chat_template = tokenizer.chat_template
+        self._image_token = image_token
+        self._expand, self._keep, self._token_types = expand, keep, token_types
 
     def apply_chat_template(
         self, messages: Sequence[Any], *, add_generation_prompt: bool = False
@@ -57,24 +70,24 @@ class QwenProcessor:
         return_tensors: str = "pt",
         padding: bool = True,
     ) -> dict[str, torch.Tensor]:
-        """Return model inputs; each image token of a prompt becomes one a merged patch."""
+        """Return model inputs; each picture's token becomes as many as the picture takes."""
         pictures = [picture for row in images or () for picture in row]
         extra: dict[str, torch.Tensor] = {}
-        counts: list[int] = []
+        pieces: list[str] = []
         if pictures:
             patches = self.image_processor(images=pictures, return_tensors=return_tensors)
-            extra = {name: patches[name] for name in ("pixel_values", "image_grid_thw")}
-            merged = self.image_processor.merge_size**2
-            counts = [int(grid.prod()) // merged for grid in extra["image_grid_thw"]]
-        left = iter(counts)
+            extra = {name: patches[name] for name in self._keep}
+            pieces = self._expand(patches)
+        left = iter(pieces)
         expanded = []
         for prompt in text:
-            first, *rest = prompt.split(self.image_token)
-            expanded.append(first + "".join(self.image_token * next(left) + part for part in rest))
+            first, *rest = prompt.split(self._image_token)
+            expanded.append(first + "".join(next(left) + part for part in rest))
         batch = self.tokenizer(expanded, return_tensors=return_tensors, padding=padding)
         inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        image_id = self.tokenizer.convert_tokens_to_ids(self.image_token)
-        inputs["mm_token_type_ids"] = (inputs["input_ids"] == image_id).to(torch.int64)
+        if self._token_types:
+            image_id = self.tokenizer.convert_tokens_to_ids(self._image_token)
+            inputs["mm_token_type_ids"] = (inputs["input_ids"] == image_id).to(torch.int64)
         return {**inputs, **extra}
 
 
@@ -110,6 +123,8 @@ def load_processor(folder_or_id: str, *, local_only: bool) -> Any:
         config = kit.AutoConfig.from_pretrained(folder_or_id, local_files_only=local_only)
         if config.model_type in _QWEN:
             return _load_qwen(kit, folder_or_id, local_only=local_only)
+        if config.model_type == "internvl":
+            return _load_internvl(kit, folder_or_id, config, local_only=local_only)
         processor = kit.AutoProcessor.from_pretrained(folder_or_id, local_files_only=local_only)
     except (OSError, ValueError, ImportError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -119,12 +134,46 @@ def load_processor(folder_or_id: str, *, local_only: bool) -> Any:
     return processor
 
 
-def _load_qwen(kit: Any, folder_or_id: str, *, local_only: bool) -> QwenProcessor:
+def _load_qwen(kit: Any, folder_or_id: str, *, local_only: bool) -> PictureProcessor:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    images: Any = Qwen2VLImageProcessorPil
-    return QwenProcessor(
+    image_kind: Any = Qwen2VLImageProcessorPil
+    images = image_kind.from_pretrained(folder_or_id, local_files_only=local_only)
+    token = "<|image_pad|>"
+
+    def expand(patches: Mapping[str, Any]) -> list[str]:
+        merged = images.merge_size**2
+        return [token * (int(grid.prod()) // merged) for grid in patches["image_grid_thw"]]
+
+    return PictureProcessor(
         kit.AutoTokenizer.from_pretrained(folder_or_id, local_files_only=local_only),
-        images.from_pretrained(folder_or_id, local_files_only=local_only),
-        None,
+        images,
+        image_token=token,
+        expand=expand,
+        keep=("pixel_values", "image_grid_thw"),
+        token_types=True,
+    )
+
+
+def _load_internvl(
+    kit: Any, folder_or_id: str, config: Any, *, local_only: bool
+) -> PictureProcessor:
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+    image_kind: Any = GotOcr2ImageProcessorPil
+    tokenizer = kit.AutoTokenizer.from_pretrained(folder_or_id, local_files_only=local_only)
+    token = tokenizer.convert_ids_to_tokens(config.image_token_id)
+
+    def expand(patches: Mapping[str, Any]) -> list[str]:
+        start, end = "<img>", "</img>"
+        each = token * config.image_seq_length
+        return [f"{start}{each * int(number)}{end}" for number in patches["num_patches"]]
+
+    return PictureProcessor(
+        tokenizer,
+        image_kind.from_pretrained(folder_or_id, local_files_only=local_only),
+        image_token=token,
+        expand=expand,
+        keep=("pixel_values",),
+        token_types=False,
     )
