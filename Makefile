@@ -3,6 +3,7 @@
 # make test-all   the slow tests too
 # make lint       format, lint, types, walls, module sizes
 # make bench      the measurements behind BENCHMARKS.md
+# make posix      pjdfstest from a folder where it is built: make posix PJDFSTEST=DIR
 # make model      train the tiny vision-language model again
 #
 # The first call makes .venv and installs what is missing; later calls start at once.
@@ -15,7 +16,7 @@ JOBS ?= 2
 BENCHES := curriculum offload archive_media fuse tco
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-all lint bench model clean system-demo system-test
+.PHONY: demo test test-all posix lint bench model clean system-demo system-test
 .DELETE_ON_ERROR:
 
 demo: $(STAMP) system-demo
@@ -37,6 +38,9 @@ lint: $(STAMP)
 bench: $(STAMP) system-test
 	for name in $(BENCHES); do $(BIN)/python bench/$$name.py || exit 1; done
 	$(BIN)/python bench/to_markdown.py
+
+posix: $(STAMP)
+	$(BIN)/python tests/archive/fuse/run_pjdfstest.py $(PJDFSTEST)
 
 model: $(STAMP)
 	$(BIN)/python -m tierwise.curriculum.tiny.train --out src/tierwise/curriculum/tiny/weights
