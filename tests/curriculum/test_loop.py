@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from tierwise.core.errors import StateError, TrainingError, UsageError
+from tierwise.core.progress import SilentProgress
+from tierwise.curriculum import learner
 from tierwise.curriculum.experience import collect, take
 from tierwise.curriculum.loop import (
     GrpoConfig,
@@ -27,6 +29,7 @@ from tierwise.curriculum.loop import (
 )
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.rollouts import (
+    Rollouts,
     can_share_prompts,
     completion_logprobs,
     sample_rollouts,
@@ -380,6 +383,44 @@ def test_a_loss_that_is_not_finite_names_the_batch_and_keeps_the_last_checkpoint
     rest, _, _ = train(tmp_path, samples, config())
     assert rest.resumed_from == 2
     assert rest.finished
+
+
+class Notes(SilentProgress):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.said.append(message)
+
+
+@pytest.mark.parametrize("limit", [8, 4])
+def test_out_of_memory_halves_the_pass_once_and_says_so(
+    samples: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    kept: dict[str, Any] = {
+        "objective": {"kl_weight": 0.01},
+        "steps": 3,
+    }  # with it no group is dropped
+    expected, weights, _ = train(
+        tmp_path / "halves", samples, config(sampling={"prompts_per_pass": 2}, **kept)
+    )
+
+    def small(model: LocalModel, rollouts: Rollouts, **rest: Any) -> Tensor:
+        if len(rollouts.texts) > limit:
+            raise torch.OutOfMemoryError("no room")
+        return completion_logprobs(model, rollouts, **rest)
+
+    monkeypatch.setattr(learner, "completion_logprobs", small)
+    notes = Notes()
+    if limit == 4:
+        with pytest.raises(TrainingError, match="out of memory with 2 prompts a pass"):
+            train(tmp_path / "oom", samples, config(**kept), progress=notes)
+        return
+    found, weights_found, _ = train(tmp_path / "oom", samples, config(**kept), progress=notes)
+    assert len(notes.said) == 1
+    assert "out of memory" in notes.said[0]
+    assert values_of(found) == values_of(expected)
+    assert same_bits(weights, weights_found)
 
 
 def test_a_folder_of_another_run_is_refused(samples: list[Sample], tmp_path: Path) -> None:

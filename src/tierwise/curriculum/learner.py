@@ -117,6 +117,21 @@ class Learner:
         """Return what a checkpoint must hold beside weights, optimizer and position."""
         return {"flat_steps": self.flat_steps, "updates": self.updates}
 
+    def mark(self) -> tuple[int, int, int]:
+        """Return where the step begins, for `back_to`."""
+        return self.position, self.flat_steps, self.updates
+
+    def back_to(self, mark: tuple[int, int, int]) -> None:
+        """Begin the step again.
+
+        Raises:
+            UsageError: The weights have changed since.
+        """
+        if self.updates != mark[2]:
+            raise UsageError("out of memory between two updates of one step: set inner_updates = 1")
+        self.optimizer.zero_grad(set_to_none=True)
+        self.position, self.flat_steps, _ = mark
+
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context of every forward pass."""
         if not self.config.bf16:

@@ -23,7 +23,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -76,8 +78,8 @@ def train_grpo(
 
     Raises:
         TrainingError: No samples, a loss or gradient that is not finite (names the batch and the
-            last good checkpoint), only equal rewards for `max_flat_steps` steps, or no verdict at
-            all.
+            last good checkpoint), only equal rewards for `max_flat_steps` steps, no verdict at
+            all, or out of memory after the pass was halved once.
         StateError: `folder` holds another run: another config, seed, data or starting model.
     """
     if not samples:
@@ -87,26 +89,24 @@ def train_grpo(
         folder, model=model, optimizer=optimizer, config=config, data=data_hash(samples), seed=seed,
         clock=clock,
     )  # fmt: skip
-    finished = True
+    task_data = _TaskData(samples=samples, reward=reward, strata=strata or {}, seed=seed)
+    sampling, finished = config.sampling, True
     with progress.task("training", config.steps) as task, _evaluating(model.model):
         state = book.resume_or_begin()
         learner.restore(state)
         start = state.step
         task.advance(start)
         for step in range(start, config.steps):
-            with learner.autocast():
-                experience = collect(
-                    model, samples, reward, config.sampling,
-                    position=learner.position, seed=seed, step=step,
-                )  # fmt: skip
-            values = summarise(experience, strata or {})
-            try:
-                learner.check(experience, values)
-                started = time.perf_counter()
-                values |= learner.update(experience)
-            except BadStepError as error:
-                raise _failure(str(error), step, experience, book) from error
-            seconds = {**experience.seconds, "update_s": time.perf_counter() - started}
+            mark = learner.mark()
+            while True:
+                try:
+                    values, seconds = _make_step(learner, book, task_data, sampling, step)
+                    break
+                except torch.OutOfMemoryError as error:
+                    sampling = _halved(sampling, config.sampling, error)
+                    learner.back_to(mark)
+                    size = sampling.prompts_per_pass
+                    progress.note(f"out of memory at step {step + 1}: going on with {size} a pass")
             book.note_step(step + 1, values, seconds)
             task.advance()
             finished = step + 1 == config.steps
@@ -117,6 +117,52 @@ def train_grpo(
                 progress.note(f"stopped after step {step + 1}; run it again to go on")
                 break
     return book.result(resumed_from=start, finished=finished)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TaskData:
+    """What is learnt: the same in every step."""
+
+    samples: Sequence[Sample]
+    reward: Reward
+    strata: Mapping[str, str]
+    seed: int
+
+
+def _make_step(
+    learner: Learner, book: Book, data: _TaskData, sampling: SamplingConfig, step: int
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """Sample, reward and update once; return the record's values and the seconds."""
+    with learner.autocast():
+        experience = collect(
+            learner.model, data.samples, data.reward, sampling,
+            position=learner.position, seed=data.seed, step=step,
+        )  # fmt: skip
+    values = summarise(experience, data.strata)
+    try:
+        learner.check(experience, values)
+        started = time.perf_counter()
+        values |= learner.update(experience)
+    except BadStepError as error:
+        raise _failure(str(error), step, experience, book) from error
+    return values, {**experience.seconds, "update_s": time.perf_counter() - started}
+
+
+def _halved(
+    sampling: SamplingConfig, asked: SamplingConfig, error: torch.OutOfMemoryError
+) -> SamplingConfig:
+    """Return half as many prompts a pass, once a run.
+
+    Raises:
+        TrainingError: It was halved before, or there is one prompt a pass already.
+    """
+    size = sampling.prompts_per_pass or sampling.prompts_per_step
+    if sampling != asked or size == 1:
+        raise TrainingError(
+            f"out of memory with {size} prompts a pass",
+            hint="set a smaller prompts_per_pass or max_new_tokens",
+        ) from error
+    return replace(sampling, prompts_per_pass=size // 2)
 
 
 @contextmanager
