@@ -47,7 +47,7 @@ class PlanConfig:
         device_flop_s: Another rate than the machine's; so are the two below.
         link_bytes_s: Each way.
         host_parameters_s: Updates a second.
-        chunk_parameters: The host's unit of work.
+        chunk_parameters: The host's unit of work, at most; small models are cut finer.
     """
 
     model: str = "qwen2.5-7b"
@@ -115,7 +115,8 @@ def answer(config: PlanConfig) -> Answer:
         activation_bytes=activations,
         resident_parameters=config.resident_parameters,
     )
-    chunk = config.chunk_parameters
+    total = sum(unit.parameters for unit in units)
+    chunk = min(float(config.chunk_parameters), max(64.0, total / 500))
     step = simulate(units, plan.shares, plan.schedule, chunk_parameters=chunk).period_s
     nothing = [0.0] * len(units)
     sequential = simulate(units, nothing, "sequential", chunk_parameters=chunk).period_s
@@ -190,7 +191,7 @@ def as_text(found: Answer) -> str:
     total = sum(unit.parameters for unit in found.units)
     gap = f"{max(found.gap, 0.0):.2%}"
     lines = [
-        f"{config.model} ({total / 1e9:.2f} B parameters) trains on {config.machine}: "
+        f"{config.model} ({_count(total)} parameters) trains on {config.machine}: "
         f"{_seconds(found.step_s)} a step",
         "",
     ]
@@ -205,7 +206,7 @@ def as_text(found: Answer) -> str:
         ("all after backward", f"{_seconds(found.sequential_s)} "
          f"({found.sequential_s / found.step_s:.2f} x)"),
         ("stays on device", _residents(found.units, plan)),
-        ("no stall from", f"{plan.no_stall_parameters / 1e9:.2f} B resident parameters on"),
+        ("no stall from", f"{_count(plan.no_stall_parameters)} resident parameters on"),
         ("device memory", _memory(plan.device, found.machine.device_memory_bytes)),
         ("host memory", _memory(plan.host, found.machine.host_memory_bytes)),
     ]  # fmt: skip
@@ -213,6 +214,14 @@ def as_text(found: Answer) -> str:
     if not config.model.endswith(".csv"):
         lines += ["", "  times are counted, not measured: profile the model for better ones"]
     return "\n".join(lines)
+
+
+def _count(number: float) -> str:
+    """Return a number of parameters with B, M or K."""
+    for unit, scale in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.2f} {unit}"
+    return f"{number:.0f}"
 
 
 def _seconds(seconds: float) -> str:
@@ -227,7 +236,7 @@ def _residents(units: Sequence[Unit], plan: Plan) -> str:
     edge = last.name if share == 1.0 else f"{share:.0%} of {last.name}"
     first = kept[0][0].name
     names = edge if len(kept) == 1 else f"{first} to {edge}"
-    return f"{plan.resident_parameters / 1e9:.2f} B parameters: {names}"
+    return f"{_count(plan.resident_parameters)} parameters: {names}"
 
 
 def _memory(memory: Memory, available: float) -> str:
