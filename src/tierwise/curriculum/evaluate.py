@@ -9,8 +9,7 @@ not "no difference". An answer without a verdict (NaN) is left out and counted.
 
 Left out: judges, benchmark layouts, chance from training seeds (`study` adds it).
 
-Source: Wilson interval: E. B. Wilson, 1927, https://doi.org/10.1080/01621459.1927.10502953;
-percentile bootstrap: B. Efron, 1979, https://doi.org/10.1214/aos/1176344552.
+Source: the Wilson interval is in `passrate`; percentile bootstrap: B. Efron, 1979, https://doi.org/10.1214/aos/1176344552.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from tierwise.core.progress import SILENT, Progress
 from tierwise.core.records import read_jsonl, write_whole
 from tierwise.curriculum.experience import Reward
 from tierwise.curriculum.models import LocalModel, key_seed
+from tierwise.curriculum.passrate import wilson_interval
 from tierwise.curriculum.rollouts import sample_rollouts
 from tierwise.curriculum.samples import Sample, load_image
 
 Floats = NDArray[np.float64]
 NO_DIFFERENCE = "no difference seen"
-_Z95 = 1.959963984540054  # 97.5th percentile of the standard normal distribution
 
 
 class Decoding(StrEnum):
@@ -290,24 +289,6 @@ def verdict_of(low: float, high: float) -> str:
     if low > 0:
         return "higher"
     return "lower" if high < 0 else NO_DIFFERENCE
-
-
-def wilson_interval(num_right: int, num_all: int, z: float = _Z95) -> tuple[float, float]:
-    """Return the 95 % interval of a share of right answers.
-
-    >>> [round(end, 3) for end in wilson_interval(8, 10)]
-    [0.49, 0.943]
-
-    Source: Wilson, 1927; the values above are those of common tables.
-    """
-    if num_all < 1:
-        raise UsageError("an interval needs at least one answer")
-    share = num_right / num_all
-    centre = (share + z * z / (2 * num_all)) / (1 + z * z / num_all)
-    half = z / (1 + z * z / num_all)
-    half *= math.sqrt(share * (1 - share) / num_all + z * z / (4 * num_all * num_all))
-    # rounding must not push an end past the share itself
-    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
 def bootstrap_interval(

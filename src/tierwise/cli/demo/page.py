@@ -12,9 +12,11 @@ from tierwise.cli.demo.settings import DemoSettings
 from tierwise.cli.demo.study import study_section
 from tierwise.cli.demo.training import timelines
 from tierwise.cli.steps import StepContext
-from tierwise.core.report import Block, Report, Section, Table, Text, write_report
+from tierwise.core.records import RunRecord
+from tierwise.core.report import Report, Section, Table, Text, write_report
 from tierwise.core.units import format_usd
 from tierwise.curriculum.evaluate import Decoding, Difference, differences, read_scores
+from tierwise.curriculum.training_figures import training_section
 
 
 def run_page(context: StepContext, settings: DemoSettings) -> dict[str, object]:
@@ -28,7 +30,7 @@ def run_page(context: StepContext, settings: DemoSettings) -> dict[str, object]:
         sections=(
             _claims(events, settings),
             study_section(context, settings),
-            _training_section(events, found, settings),
+            _training_section(context, found),
             _offload_section(context, settings),
             keep_section(context),
             *cost_sections(context, settings.cost, settings.seed),
@@ -128,38 +130,10 @@ def _claims(events: dict[str, Any], settings: DemoSettings) -> Section:
     )
 
 
-def _training_section(
-    events: dict[str, Any], found: Sequence[Difference], settings: DemoSettings
-) -> Section:
-    trained = events["curriculum.trained"]
-    rows = tuple(
-        (
-            item.group,
-            item.decoding.value,
-            str(item.num_samples),
-            f"{item.before:.3f}",
-            f"{item.after:.3f}",
-            f"{item.difference:+.3f} [{item.low:+.3f}, {item.high:+.3f}]",
-            item.verdict,
-        )
-        for item in found
-    )
-    flat = sum(trained["zero_advantage_share"]) / len(trained["zero_advantage_share"])
-    first, last = trained["reward"][0], trained["reward"][-1]
-    blocks: tuple[Block, ...] = (
-        Text(
-            text=f"GRPO, {trained['steps']} steps of {settings.training.prompts_per_step} "
-            f"questions x {settings.training.group_size} answers from the medium and hard strata. "
-            f"Mean reward of the first step {first:.3f}, of the last {last:.3f}; "
-            f"{flat:.0%} of groups had no spread and taught nothing."
-        ),
-        Table(
-            caption="Held-out accuracy, before and after, paired; 95 % bootstrap intervals",
-            header=("group", "answers", "n", "before", "after", "difference", "verdict"),
-            rows=rows,
-        ),
-    )
-    return Section(title="Did it help", blocks=blocks)
+def _training_section(context: StepContext, found: Sequence[Difference]) -> Section:
+    record = RunRecord(context.run_folder / "2-offload" / "overlapped", clock=float)
+    metrics = [event for event in record.events() if event["event"] == "step"]
+    return training_section(metrics, found, title="Did it help")
 
 
 def _offload_section(context: StepContext, settings: DemoSettings) -> Section:
