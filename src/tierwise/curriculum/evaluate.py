@@ -9,7 +9,8 @@ not "no difference". An answer without a verdict (NaN) is left out and counted.
 
 Left out: judges, benchmark layouts, chance from training seeds (`study` adds it).
 
-Source: the Wilson interval is in `passrate`; percentile bootstrap: B. Efron, 1979, https://doi.org/10.1214/aos/1176344552.
+Source: the Wilson interval is in `passrate`; percentile bootstrap: B. Efron, 1979,
+https://doi.org/10.1214/aos/1176344552.
 """
 
 from __future__ import annotations
