@@ -47,8 +47,8 @@ class Adaptive:
     """
 
     step: int = 5
-    confidence: float = 0.95
-    budget: int = 200
+    confidence: float = 0.97
+    budget: int = 300
 
 
 def ask_adaptively(
