@@ -205,7 +205,7 @@ def methods() -> dict[str, Method]:
         "OffloadAdamW, defer": ours(mode="defer"),
     }
     if importlib.util.find_spec("torchao") and torch.cuda.is_available():
-        from torchao.optim import CPUOffloadOptimizer  # type: ignore[import-not-found]
+        from torchao.optim import CPUOffloadOptimizer
 
         found["torchao CPUOffloadOptimizer"] = lambda model, clip: (
             CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, fused=True, lr=1e-4),
@@ -258,7 +258,7 @@ def _time_steps(  # noqa: PLR0917
 
 
 def _deepspeed(size: Size, sequence: int, label: str, steps: int) -> harness.Row:
-    import deepspeed  # type: ignore[import-not-found]
+    import deepspeed
 
     model = make(size, "cuda")
     engine, *_ = deepspeed.initialize(
