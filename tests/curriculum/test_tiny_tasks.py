@@ -18,6 +18,7 @@ from scipy.ndimage import label
 from sklearn.datasets import load_digits
 
 from tierwise.core.errors import UsageError
+from tierwise.curriculum.sft import read_targets
 from tierwise.curriculum.tiny import build, tasks
 
 SPLITS: tuple[tasks.Split, ...] = ("train", "held_out")
@@ -228,7 +229,8 @@ def test_a_data_set_on_disk_holds_the_same_samples(tmp_path: Path) -> None:
     assert listing == tmp_path / "data" / "samples.jsonl"
     assert len(list((tmp_path / "data" / "images").iterdir())) == len(rows) == 20
     for row, sample in zip(rows, tasks.draw_samples(20, seed=6, split="held_out"), strict=True):
-        assert set(row) == {"id", "question", "answer", "task", "images", "source"}
+        assert set(row) == {"id", "question", "answer", "target", "task", "images", "source"}
+        assert row["target"] == sample.target
         assert (row["id"], row["question"], row["answer"], row["task"]) == (
             sample.id,
             sample.question,
@@ -239,6 +241,9 @@ def test_a_data_set_on_disk_holds_the_same_samples(tmp_path: Path) -> None:
             assert image.mode == "RGB"
             assert image.tobytes() == sample.image.tobytes()
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    targets = read_targets(listing)
+    assert targets == {row["id"]: row["target"] for row in rows}
+    assert targets != read_targets(listing, "answer")  # worked answers show their steps
 
 
 def test_a_used_folder_is_left_alone(tmp_path: Path) -> None:

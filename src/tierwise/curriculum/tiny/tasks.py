@@ -400,9 +400,9 @@ def final_answer(text: str) -> str:
 def write_dataset(folder: Path, num_samples: int, seed: int, split: Split) -> Path:
     """Write the first samples of a stream as pictures and JSON Lines; return the JSONL's path.
 
-    ``samples.jsonl`` has one object a line with ``id``, ``question``, ``answer``, ``task``,
-    ``images`` (paths relative to the folder) and ``source``. The folder appears whole or not
-    at all.
+    ``samples.jsonl`` has one object a line with ``id``, ``question``, ``answer``, ``target``
+    (the text to learn, which may show the steps), ``task``, ``images`` (paths relative to the
+    folder) and ``source``. The folder appears whole or not at all.
 
     Args:
         folder: A folder that does not exist yet, or an empty one.
@@ -436,6 +436,7 @@ def _plain_row(sample: Sample, image: str, source: str) -> dict[str, object]:
         "id": sample.id,
         "question": sample.question,
         "answer": sample.answer,
+        "target": sample.target,
         "task": str(sample.task),
         "images": [image],
         "source": source,
