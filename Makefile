@@ -65,4 +65,4 @@ system-demo:
 
 system-test: $(STAMP)
 	@.ci/system_packages fuse3:fusermount3 libisal2:libisal.so.2 attr:setfattr \
-	  p7zip-full:7z libarchive-tools:bsdtar xorriso:xorriso chromium:chromium
+	  p7zip-full:7z libarchive-tools:bsdtar xorriso:xorriso rsync:rsync chromium:chromium
