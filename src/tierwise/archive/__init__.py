@@ -10,7 +10,7 @@
    bucket -> plans -> seal -> image, slices         full bucket -> disc image
                        burn -> parity, shelf        images -> arrays -> discs, read back
                                   |
-   evict    recall, requests    library             the buffer freed, and filled again
+   evict, room    recall, requests    library       the buffer freed, limited, filled again
    scrub, mend, checks                              fixity, repair
    gather, rebuild                                  the catalogue from discs alone
    questions, inventory, figures, export            what people and the cost model ask

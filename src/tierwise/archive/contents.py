@@ -75,6 +75,14 @@ class Contents:
         """Return the inodes that are open."""
         return list(self._open)
 
+    def unsettled_bytes(self) -> int:
+        """Return by how much open files have outgrown what the catalogue knows of them."""
+        return sum(
+            os.fstat(content.fd).st_size - content.size
+            for content in self._open.values()
+            if content.writable and content.fd is not None
+        )
+
     def acquire(self, ino: int, *, write: bool, truncate: bool = False) -> Content:
         """Open an inode's content once more; `Later` when bytes must come from disc first."""
         content = self._open.get(ino)

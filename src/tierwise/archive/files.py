@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TypeVar
@@ -130,7 +131,9 @@ class Files:
             for chunk in chunks:
                 view = memoryview(chunk)
                 while view:
-                    done = self._fs.write(ino, handle, offset, view, self.caller)
+                    done = self.wait(
+                        partial(self._fs.write, ino, handle, offset, view, self.caller)
+                    )
                     offset, view = offset + done, view[done:]
             stamp = self._clock() if mtime_ns is None else mtime_ns
             self._fs.setattr(ino, SetAttributes(mtime_ns=stamp, atime_ns=stamp), self.caller)
@@ -143,7 +146,8 @@ class Files:
         ino = self._resolve(path)
         handle = self.wait(lambda: self._fs.open(ino, os.O_RDWR, self.caller)).handle
         try:
-            self._fs.write(ino, handle, offset, memoryview(data), self.caller)
+            view = memoryview(data)
+            self.wait(lambda: self._fs.write(ino, handle, offset, view, self.caller))
         finally:
             self._fs.release(ino, handle)
 

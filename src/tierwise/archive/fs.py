@@ -16,15 +16,18 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from threading import Event
 
 from tierwise.archive.catalogue import Catalogue
 from tierwise.archive.contents import Content, Contents, Recall
 from tierwise.archive.namespace import Namespace, fail
 from tierwise.archive.operations import (
+    RETRY,
     Attributes,
     Caller,
     DirectoryEntry,
     FileSystemStatistics,
+    Later,
     Notifier,
     Opened,
     OpenedDirectory,
@@ -33,7 +36,11 @@ from tierwise.archive.operations import (
     SetAttributes,
     XattrFlags,
 )
+from tierwise.archive.room import Room
 from tierwise.archive.store import Store
+
+Pause = Callable[[Event, float], None]
+"""Waits so many seconds, or until the event is set."""
 
 _OWN_XATTRS = b"user.tierwise."
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1
@@ -48,8 +55,9 @@ class ArchiveFileSystem(Operations):
         recall: Brings a version back from disc; see `contents.Recall`.
         may_recall: Whether a caller's read may wait for a disc; otherwise it gets EACCES beyond
             the forepart.
-        room: Called before content grows, with the bytes wanted; raises `OSError(ENOSPC)`.
+        room: Asked before content grows; raises `OSError(ENOSPC)`.
         usage: Returns (bytes used, bytes free) for statfs.
+        pause: Waits some seconds before a write when the buffer is nearly full.
         crash_point: Called between steps with their names; tests die there.
         passthrough: Let the kernel move the bytes of unsealed files; then `room` is asked only
             when they are opened.
@@ -62,8 +70,9 @@ class ArchiveFileSystem(Operations):
         *,
         recall: Recall,
         may_recall: Callable[[Caller], bool],
-        room: Callable[[int], None],
+        room: Room,
         usage: Callable[[], tuple[int, int]],
+        pause: Pause,
         crash_point: Callable[[str], None] = lambda name: None,
         passthrough: bool = True,
     ) -> None:
@@ -72,6 +81,8 @@ class ArchiveFileSystem(Operations):
         self._crash_point = crash_point
         self._catalogue, self._store = catalogue, store
         self._may_recall, self._room, self._usage = may_recall, room, usage
+        self._pause = pause
+        self._waited: set[int] = set()  # handles whose next write has done its waiting
         self.on_destroy: Callable[[], None] = lambda: None
         self._mounted = False
         self._next_handle = 1
@@ -123,7 +134,7 @@ class ArchiveFileSystem(Operations):
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
     ) -> tuple[Attributes, Opened]:
         """Make a regular file and open it."""
-        self._room(0)
+        self._room.take(0)
         with self._catalogue.transaction():
             made = self.names.add(parent, name, stat.S_IFREG | mode, caller)
             opened = self._opened(self.contents.acquire(made.inode, write=True))
@@ -215,7 +226,7 @@ class ArchiveFileSystem(Operations):
             fail(errno.EISDIR)
         if not stat.S_ISREG(found.mode):
             fail(errno.EINVAL)
-        self._room(0)
+        self._room.take(max(0, size - found.size))
         content = self.contents.acquire(ino, write=True, truncate=size == 0)
         try:
             if content.fd is not None:
@@ -285,7 +296,7 @@ class ArchiveFileSystem(Operations):
         truncate = bool(flags & os.O_TRUNC)
         write = flags & os.O_ACCMODE != os.O_RDONLY
         if write or truncate:
-            self._room(0)
+            self._room.take(0)
         return self._opened(self.contents.acquire(inode, write=write, truncate=truncate))
 
     def _opened(self, content: Content) -> Opened:
@@ -311,7 +322,8 @@ class ArchiveFileSystem(Operations):
 
     def write(self, inode: int, handle: int, offset: int, data: memoryview, caller: Caller) -> int:
         """Write bytes to the current version."""
-        self._room(len(data))
+        self._slow_down(handle, len(data))
+        self._room.take(len(data))
         content = self._content(inode)
         if content.fd is None or not content.writable:
             fail(errno.EBADF)
@@ -319,6 +331,22 @@ class ArchiveFileSystem(Operations):
         now = self._catalogue.clock()
         os.utime(content.fd, ns=(now, now))
         return done
+
+    def _slow_down(self, handle: int, num_bytes: int) -> None:
+        """Have a write into a buffer that is nearly full wait, once, and then be asked again."""
+        if handle in self._waited:
+            self._waited.discard(handle)
+            return
+        seconds = self._room.wait_s(num_bytes)
+        if seconds <= 0:
+            return
+
+        def wait(interrupted: Event) -> object:
+            self._pause(interrupted, seconds)
+            self._waited.add(handle)
+            return RETRY
+
+        raise Later(wait)
 
     def _content(self, ino: int) -> Content:
         content = self.contents.get(ino)
@@ -329,6 +357,7 @@ class ArchiveFileSystem(Operations):
 
     def release(self, inode: int, handle: int) -> None:
         """Close a handle."""
+        self._waited.discard(handle)
         self.contents.release(inode)
         if not self._mounted and self.contents.get(inode) is None:
             self._free_if_unnamed(inode)
@@ -351,7 +380,7 @@ class ArchiveFileSystem(Operations):
             fail(errno.EBADF)
         if mode != 0:
             fail(errno.EOPNOTSUPP)
-        self._room(length)
+        self._room.take(length)
         os.posix_fallocate(content.fd, offset, length)
 
     def lseek(self, inode: int, handle: int, offset: int, whence: int) -> int:
@@ -389,6 +418,11 @@ class ArchiveFileSystem(Operations):
             if content is not None:
                 self.contents.settle(content)
         self._catalogue.sync()
+
+
+def wait_for_room(interrupted: Event, seconds: float) -> None:
+    """Let time pass; a signal to the writer ends the wait, and its write goes ahead."""
+    interrupted.wait(seconds)
 
 
 def state_word(state: str, resident: int) -> str:

@@ -17,7 +17,6 @@ Left out: what each step does; those are the modules `bucket`, `seal`, `burn`, `
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -41,15 +40,16 @@ from tierwise.archive.config import (
 from tierwise.archive.evict import EvictReport, evict
 from tierwise.archive.export import ExportReport, export_files
 from tierwise.archive.files import Files
-from tierwise.archive.fs import ArchiveFileSystem
+from tierwise.archive.fs import ArchiveFileSystem, Pause, wait_for_room
 from tierwise.archive.gather import DiscReader
 from tierwise.archive.mend import Mender
-from tierwise.archive.namespace import Namespace, fail
+from tierwise.archive.namespace import Namespace
 from tierwise.archive.operations import Caller
 from tierwise.archive.questions import AnyPath
 from tierwise.archive.rebuild import RebuildReport, Refill
 from tierwise.archive.recall import Recaller
 from tierwise.archive.requests import RecallQueue, RecallReport, which_discs
+from tierwise.archive.room import Room
 from tierwise.archive.scrub import RepairReport, ScrubReport, repair, scrub
 from tierwise.archive.seal import ImageReport, Sealer
 from tierwise.archive.shelf import Shelf
@@ -85,7 +85,10 @@ class Archive:
         self.recaller = Recaller(catalogue, self.store, self.shelf, self.mender)
         self.queue = RecallQueue(catalogue, self.store, self.recaller)
         self.may_recall: Callable[[Caller], bool] = lambda caller: True
-        self._known_room = 0
+        self.pause: Pause = wait_for_room
+        self._room = Room(
+            catalogue, config.buffer_size_bytes, unsettled=self._unsettled_bytes, evict=self._free
+        )
         self._namespace_lock: FileLock | None = None
         self._fs: ArchiveFileSystem | None = None
 
@@ -197,6 +200,7 @@ class Archive:
             recall=self.recaller.recall_version,
             may_recall=lambda caller: self.may_recall(caller),  # noqa: PLW0108 - may change
             room=self._room,
+            pause=lambda event, seconds: self.pause(event, seconds),  # noqa: PLW0108 - may change
             usage=self._usage,
             crash_point=self.crash_point,
             passthrough=self.config.buffer_size_bytes is None,
@@ -253,31 +257,19 @@ class Archive:
 
     # Room
 
-    def _room(self, num_bytes: int) -> None:
-        """Make room in the buffer for a writer, or tell it ENOSPC."""
-        limit = self.config.buffer_size_bytes
-        if limit is None:
-            return
-        self._known_room -= num_bytes
-        if self._known_room > 0:
-            return  # counted not long ago; counting at every write would be slow
-        over = counts.buffer_bytes(self.catalogue) + num_bytes - limit
-        self._known_room = -over // 4
-        if over <= 0:
-            return
+    def _unsettled_bytes(self) -> int:
+        return 0 if self._fs is None else self._fs.contents.unsettled_bytes()
+
+    def _free(self, num_bytes: int) -> int:
+        """Evict up to so many bytes for a writer; return how many went."""
         with contextlib.suppress(StateError), self._maintenance():
-            over -= self._evict(None, over).bytes
-        if over > 0:
-            fail(errno.ENOSPC)
+            return self._evict(None, num_bytes).bytes
+        return 0
 
     def _usage(self) -> tuple[int, int]:
         """Return (bytes used, bytes free): what may be written now, without waiting for discs."""
         used = int(self.catalogue.value("SELECT COALESCE(SUM(size), 0) FROM inodes"))
-        free = self.store.free_bytes()
-        limit = self.config.buffer_size_bytes
-        if limit is not None:
-            free = max(0, min(free, limit - counts.buffer_bytes(self.catalogue)))
-        return used, free
+        return used, self._room.free_bytes(self.store.free_bytes())
 
     # The path of a byte
 
