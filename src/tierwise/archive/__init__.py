@@ -13,6 +13,7 @@
    evict, room    recall, requests    library       the buffer freed, limited, filled again
    scrub, mend, checks                              fixity, repair
    gather, rebuild                                  the catalogue from discs alone
+   founding, recovery               begun anew, taken up again
    questions, inventory, figures, export            what people and the cost model ask
 ```
 

@@ -153,7 +153,8 @@ class BucketPlanner:
         """Yield what is left of files being cut, then closed versions in the order of making."""
         for version, ino, size, number, done, index, length in self._catalogue.all(
             "SELECT v.version, v.ino, v.size, v.number, SUM(e.length), COUNT(*), MAX(e.length)"
-            " FROM versions v JOIN extents e USING (version) WHERE v.state = 'sealing'"
+            " FROM versions v JOIN extents e USING (version) JOIN inodes i ON i.ino = v.ino"
+            " WHERE v.state = 'sealing' AND i.nlink > 0"
             " GROUP BY v.version HAVING SUM(e.length) < v.size ORDER BY v.version"
         ):
             count = -(-size // length)

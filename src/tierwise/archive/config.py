@@ -5,6 +5,7 @@ Left out: everything that changes while the archive lives, which is in the catal
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -123,13 +124,25 @@ def read_archive_config(root: Path) -> ArchiveConfig:
         raise MissingFileError(
             f"no archive in {root}", hint=f"make one: tierwise archive init {root}"
         )
-    config = load_config(ArchiveConfig, path)
-    if config.format > FORMAT:
+    found = _format_of(path)
+    if found > FORMAT:
         raise DataError(
-            f"the archive in {root} is of format {config.format}, newer than {FORMAT}",
+            f"the archive in {root} is of format {found}, newer than {FORMAT}",
             hint="use the tierwise that made it, or a newer one",
         )
-    return config
+    return load_config(ArchiveConfig, path)
+
+
+def _format_of(path: Path) -> int:
+    """Return the format a configuration claims, before its keys are judged: a newer one has more.
+
+    What cannot be read counts as ours; `load_config` then says what is wrong with it.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8")).get("format", FORMAT)
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return FORMAT
+    return found if isinstance(found, int) else FORMAT
 
 
 def config_from_record(archive_id: str, record: Mapping[str, Any]) -> ArchiveConfig:

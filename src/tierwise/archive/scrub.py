@@ -47,16 +47,17 @@ def scrub(
     Args:
         catalogue: The open catalogue.
         shelf: The disc library.
-        older_than_ns: Only discs last verified before this time; None: all.
+        older_than_ns: Only discs last verified before this time; None: all. A disc verified in
+            the future (the clock was set back) counts as never verified.
         max_discs: Stop after so many.
         progress: Counts discs.
         crash_point: Called after each disc; tests die there.
     """
-    limit = catalogue.clock() if older_than_ns is None else older_than_ns
     rows = catalogue.all(
         "SELECT slot, label, size, sha256 FROM discs JOIN images USING (image)"
-        " WHERE discs.state <> 'lost' AND verified_ns < ? ORDER BY verified_ns, slot LIMIT ?",
-        limit, -1 if max_discs is None else max_discs,
+        " WHERE discs.state <> 'lost' AND (?1 IS NULL OR verified_ns < ?1 OR verified_ns > ?2)"
+        " ORDER BY verified_ns > ?2 DESC, verified_ns, slot LIMIT ?3",
+        older_than_ns, catalogue.clock(), -1 if max_discs is None else max_discs,
     )  # fmt: skip
     failed: list[tuple[str, int, str]] = []
     with progress.task("scrub", len(rows)) as task:

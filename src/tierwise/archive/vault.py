@@ -40,6 +40,7 @@ from tierwise.archive.config import (
 from tierwise.archive.evict import EvictReport, evict
 from tierwise.archive.export import ExportReport, export_files
 from tierwise.archive.files import Files
+from tierwise.archive.founding import claim, declare_finished
 from tierwise.archive.fs import ArchiveFileSystem, Pause, wait_for_room
 from tierwise.archive.gather import DiscReader
 from tierwise.archive.mend import Mender
@@ -112,7 +113,7 @@ class Archive:
         """Make a new archive with a simulated library of blank discs, and open it.
 
         Args:
-            root: A folder that does not exist, or is empty.
+            root: A folder that does not exist, is empty, or holds an init that was cut off.
             archive_id: 32 hex digits, unlike any other archive's; parts of it label the discs.
             disc_size_bytes: What a disc holds.
             media: Disc type, for the inventory.
@@ -140,9 +141,7 @@ class Archive:
             buffer_size_bytes=buffer_size_bytes,
             library_slots=library_slots,
         )
-        if root.exists() and any(root.iterdir()):
-            what = "an archive" if (root / "archive.toml").exists() else "something else"
-            raise StateError(f"{root} holds {what} already", hint="name another folder")
+        claim(root, config.library)
         (root / "metadata").mkdir(parents=True, exist_ok=True)
         Store.make_folders(root)
         Shelf.create(root / config.library, config)
@@ -151,7 +150,8 @@ class Archive:
         Namespace(catalogue).make_root(mode=0o755, uid=os.getuid(), gid=os.getgid())
         recovery.mark_clean(catalogue)
         catalogue.close()
-        write_archive_config(root, config)  # last: from now on it is an archive
+        write_archive_config(root, config)  # from now on it is an archive
+        declare_finished(root)
         return cls.open(root, clock=clock, crash_point=crash_point)
 
     @classmethod
@@ -181,6 +181,7 @@ class Archive:
         lock = None
         if write:
             lock = FileLock(root / "namespace.lock", f"{root} is locked by another mount")
+            declare_finished(root)  # an init may have been cut off just before it did
         try:
             catalogue = Catalogue(root / CATALOGUE, root / FOREPARTS, clock)
         except BaseException:

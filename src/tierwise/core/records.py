@@ -43,7 +43,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     On any exception the temporary file is removed and `path` is as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    short = os.fsdecode(os.fsencode(path.name)[:200])  # a name may have 255 bytes, not more
+    temporary = path.with_name(f".{short}.{secrets.token_hex(4)}.part")
     try:
         yield temporary
         descriptor = os.open(temporary, os.O_RDONLY)

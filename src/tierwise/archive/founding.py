@@ -1,0 +1,67 @@
+"""Beginning an archive: its folder is claimed, then filled, then declared to be one.
+
+The claim is a file, `init.unfinished`, made first and removed last. An init that was cut off in
+between is begun anew by the next one, in any folder that holds the claim and nothing of anybody:
+no content, no written disc, no file that an init does not make. Left out: what fills the folder,
+which is `vault.Archive.init`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tierwise.archive.config import CONFIG_NAME
+from tierwise.core.errors import StateError
+from tierwise.core.records import write_whole
+
+UNFINISHED = "init.unfinished"
+_PARTS = ("metadata", "buffer")
+_NOTE = "tierwise archive init has begun here and not ended; run it again.\n"
+
+
+def claim(root: Path, library: str) -> None:
+    """Claim a folder for a new archive, clearing what an init left that was cut off.
+
+    Args:
+        root: A folder that does not exist, is empty, or was claimed and not finished.
+        library: Name of its disc library.
+
+    Raises:
+        StateError: There is an archive, or something else, already.
+    """
+    if (root / CONFIG_NAME).exists():
+        raise StateError(f"{root} holds an archive already", hint="name another folder")
+    if root.exists() and any(root.iterdir()):
+        if not _is_unfinished(root, library):
+            raise StateError(f"{root} holds something else already", hint="name another folder")
+        for name in (*_PARTS, library):
+            shutil.rmtree(root / name, ignore_errors=True)
+    root.mkdir(parents=True, exist_ok=True)
+    write_whole(root / UNFINISHED, _NOTE)
+
+
+def declare_finished(root: Path) -> None:
+    """Remove the claim: the archive's configuration is written."""
+    (root / UNFINISHED).unlink(missing_ok=True)
+
+
+def _is_unfinished(root: Path, library: str) -> bool:
+    if not (root / UNFINISHED).is_file():
+        return False
+    files = (path for path in root.rglob("*") if not path.is_dir())
+    return all(_init_makes(path.relative_to(root), library) for path in files)
+
+
+def _init_makes(path: Path, library: str) -> bool:
+    """Return whether init makes a file of that path; never a content nor a disc.
+
+    >>> [_init_makes(Path(p), "library") for p in ("metadata/catalogue.db", "buffer/files/00/1")]
+    [True, False]
+    """
+    folder, name = path.parent.as_posix(), path.name
+    if folder == ".":
+        return name == UNFINISHED or (name.startswith(f".{CONFIG_NAME}.") and ".part" in name)
+    return folder == library or (
+        folder == "metadata" and name.startswith(("catalogue.db", "foreparts.db"))
+    )
