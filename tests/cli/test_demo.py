@@ -167,16 +167,25 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(
-    ("module", "extra"),
-    [("torch", "curriculum"), ("numba", "offload"), ("pycdlib", "archive"), ("scipy", "tco"),
-     ("matplotlib", "report")],
-)  # fmt: skip
+    ("module", "extra", "verb"),
+    [
+        ("torch", "curriculum", ["demo"]),
+        ("numba", "offload", ["demo"]),
+        ("matplotlib", "report", ["demo"]),
+        ("pycdlib", "archive", ["demo"]),
+        ("transformers", "curriculum", ["curriculum", "score", "x.jsonl", "--model", "tiny"]),
+        ("pycdlib", "archive", ["archive", "init"]),
+        ("scipy", "tco", ["tco", "compare"]),
+    ],
+)
 def test_a_missing_extra_is_one_sentence_with_the_pip_line(
-    module: str, extra: str, tmp_path: Path
+    module: str, extra: str, verb: list[str], tmp_path: Path
 ) -> None:
+    where = {"demo": ["--out"], "curriculum": ["--out"], "archive": []}.get(verb[0])
+    target = [] if where is None else [*where, str(tmp_path / "run")]
     code = (
         f"import sys\nsys.modules[{module!r}] = None\nfrom tierwise.cli.main import run\n"
-        f"sys.exit(run(['demo', '--out', {str(tmp_path / 'run')!r}]))\n"
+        f"sys.exit(run({[*verb, *target]!r}))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 3, done.stderr
@@ -185,3 +194,28 @@ def test_a_missing_extra_is_one_sentence_with_the_pip_line(
         f"  pip install 'tierwise[{extra}]'",
     ]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("size_kib", [450, 3_000, 30_000])
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
+    size_kib: int, tmp_path: Path
+) -> None:
+    """A real file system that is too small: for the attempts, a checkpoint, the archive."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size_kib}k", "tmpfs", small],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    if mounted.returncode != 0:
+        pytest.skip("only root may mount a small file system")
+    settings = [*SETTINGS, "--set", "data.num_pool=60"]
+    try:
+        done = tierwise("demo", "--seed", "1", "--out", str(small / "run"), *settings)
+        assert done.returncode == 7, done.stderr
+        assert done.stderr.splitlines()[-2].startswith("tierwise: no space left")
+        subprocess.run(["mount", "-o", "remount,size=400m", small], check=True)
+        again = tierwise("demo", "--seed", "1", "--out", str(small / "run"), *settings)
+        assert again.returncode == 0, again.stderr
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)

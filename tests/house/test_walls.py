@@ -67,7 +67,7 @@ def test_importing_a_room_with_all_its_modules_loads_no_torch(room: str) -> None
     names = [
         "tierwise." + ".".join(path.relative_to(ROOT / "src" / "tierwise").with_suffix("").parts)
         for path in sorted((ROOT / "src" / "tierwise" / room).rglob("*.py"))
-        if path.stem != "__init__"
+        if path.stem != "__init__" and path.parent.name != "demo"  # the demo runs all four
     ]
     code = (
         f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"

@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tierwise.core.errors import DataError, MissingFileError, StateError
+from tierwise.core.errors import DataError, MissingFileError, StateError, StorageFullError
 
 SCHEMA_VERSION = 1
 Row = tuple[Any, ...]
@@ -95,19 +95,22 @@ class Catalogue:
     def transaction(self) -> Iterator[None]:
         """All of the block's changes, or none; nested blocks belong to the outermost."""
         with self._lock:
-            if self._depth == 0:
-                self._db.execute("BEGIN IMMEDIATE")
-            self._depth += 1
             try:
-                yield
-            except BaseException:
-                self._depth -= 1
                 if self._depth == 0:
+                    self._db.execute("BEGIN IMMEDIATE")
+                self._depth += 1
+                try:
+                    yield
+                finally:
+                    self._depth -= 1
+                if self._depth == 0:
+                    self._db.execute("COMMIT")
+            except BaseException as error:
+                if self._depth == 0 and self._db.in_transaction:  # a full disk undoes it by itself
                     self._db.execute("ROLLBACK")
+                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                    raise StorageFullError(f"no space left while writing {self.path}") from error
                 raise
-            self._depth -= 1
-            if self._depth == 0:
-                self._db.execute("COMMIT")
 
     def run(self, sql: str, *values: object) -> int:
         """Execute one statement; return the number of rows changed."""

@@ -129,7 +129,7 @@ def _known(error: Exception) -> TierwiseError | None:
         return None
     place = f" {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFullError(f"no space left{place}", hint="free some space and run it again")
+        return StorageFullError(f"no space left{place}")
     if isinstance(error, PermissionError):
         return AccessError(f"not permitted:{place or ' ' + str(error)}")
     if isinstance(error, FileNotFoundError):

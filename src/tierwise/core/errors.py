@@ -21,6 +21,7 @@ what they already know. Left out: warnings, which go through `warnings` and `log
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 EXIT_INTERRUPTED = 130
@@ -89,6 +90,12 @@ class StorageFullError(TierwiseError, OSError):
     """Raised when a write found no space; the target is as it was, the run can be resumed."""
 
     exit_code = 7
+
+    def __init__(
+        self, message: str, *, hint: str | None = "free some space and run it again"
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.errno = errno.ENOSPC  # for callers that only know OSError, such as a file system
 
 
 class AccessError(TierwiseError, PermissionError):

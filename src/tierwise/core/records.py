@@ -55,9 +55,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFullError(
-                f"no space left while writing {path}", hint="free some space and run it again"
-            ) from error
+            raise StorageFullError(f"no space left while writing {path}") from error
         raise
     finally:
         temporary.unlink(missing_ok=True)

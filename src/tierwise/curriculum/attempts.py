@@ -19,7 +19,7 @@ from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
 
-from tierwise.core.errors import DataError
+from tierwise.core.errors import DataError, StorageFullError
 from tierwise.curriculum.verdicts import Verdict
 
 LOG_NAME = "attempts.sqlite"
@@ -146,6 +146,7 @@ class AttemptLog:
             self._migrate()
         except sqlite3.DatabaseError as error:
             self._db.close()
+            self._refuse_full(error)
             raise DataError(f"{path} is not an attempt log: {error}") from error
 
     def __enter__(self) -> AttemptLog:
@@ -174,13 +175,19 @@ class AttemptLog:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
         try:
+            self._db.execute("BEGIN IMMEDIATE")
             yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            if self._db.in_transaction:  # SQLite undoes it by itself when the disk is full
+                self._db.execute("ROLLBACK")
+            self._refuse_full(error)
             raise
-        self._db.execute("COMMIT")
+
+    def _refuse_full(self, error: BaseException) -> None:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise StorageFullError(f"no space left while writing {self.path}") from error
 
     def add(
         self,
