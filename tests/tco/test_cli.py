@@ -45,6 +45,13 @@ def test_compare_a_scenario_file(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert [s["name"] for s in json.loads(text)["strategies"]] == ["hdd"]
 
 
+def test_what_is_refused_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for wrong in (["--samples", "-1"], ["--set", "data.growth=9"], ["--set", 'media=["tpae"]']):
+        code, _, err = call(capsys, "run", "--out", str(tmp_path / "out"), *wrong)
+        assert code in (2, 4), err
+        assert not (tmp_path / "out").exists()
+
+
 def test_run_writes_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, text, _ = call(capsys, "run", "--out", str(tmp_path / "a"), *FAST)
     assert code == 0
@@ -170,6 +177,16 @@ def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["sweep", "--vary", "tape.price=5:1"], 2, "not below"),
         (["breakeven", "tape.price", "tape", "disc", "--range", "1:2"], 2, "no strategy 'disc'"),
         (["explain", "modern-2026", "--sobol", "3"], 2, "power of two"),
+        (["explain", "modern-2026", "--sobol", "4", "--seed", "-1"], 2, "seed"),
+        (["explain", "../presets/dshr"], 4, "no preset"),
+        (["explain", "dshr", "--strategy", "tape"], 2, "model of its own"),
+        (["explain", "modern-2026", "dshr", "--against", "tape"], 2, "not two"),
+        (["explain", "dshr", "--set", "replication=-1"], 4, "must be above 0"),
+        (["explain", "precursor-2017", "--set", "decline=nan"], 4, "below 1"),
+        (["compare", "--samples", "-1"], 2, "cannot be drawn"),
+        (["compare", "--samples", "9", "--seed", "-1"], 2, "seed"),
+        (["run", "--out", __file__], 2, "is a file"),
+        (["sweep", "--vary", "tape.price=1:inf"], 2, "has no end"),
     ],
 )
 def test_bad_input_is_one_sentence(

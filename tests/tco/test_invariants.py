@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tierwise.tco.compare import StrategyCost, cost_of
 from tierwise.tco.inputs import facts_of, resolve_inputs
 from tierwise.tco.ledger import DEFINITIONS, Category, Cause
-from tierwise.tco.scenario import DataSpec, FinanceSpec, Scenario
+from tierwise.tco.scenario import DataSpec, FinanceSpec, Scenario, Strategy, Tier
 from tierwise.tco.spread import present_totals
 
 MEDIA = ("ssd", "hdd", "tape", "optical", "cloud")
@@ -155,6 +155,26 @@ def test_the_order_of_media_changes_nothing(order: list[str]) -> None:
     point = resolve_inputs(scenario, facts).point()
     costs = {p.name: cost_of(scenario, p, point, facts).endowment_usd for p in scenario.plans}
     assert costs == {name: cost(replace(scenario, media=(name,))).endowment_usd for name in order}
+
+
+@relaxed
+@given(scenarios())
+def test_identical_strategies_cost_the_same(scenario: Scenario) -> None:
+    twins = tuple(
+        Strategy(name=name, tiers=(Tier(medium=scenario.media[0]),)) for name in ("a", "b")
+    )
+    both = replace(scenario, media=(), strategies=twins)
+    facts = facts_of(both)
+    point = resolve_inputs(both, facts).point()
+    first, second = (cost_of(both, plan, point, facts).endowment_usd for plan in both.plans)
+    assert first == second == cost(scenario).endowment_usd
+
+
+@relaxed
+@given(scenarios())
+def test_nothing_kept_costs_nothing(scenario: Scenario) -> None:
+    empty = replace(scenario, data=replace(scenario.data, size="0 B"))
+    assert cost(empty).ledger.rows == ()
 
 
 @relaxed

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tierwise.core.errors import ConfigError, DataError
-from tierwise.core.facts import load_facts
+from tierwise.core.facts import Distribution, load_facts
 from tierwise.tco.cloud import EGRESS_BOUNDS_TB, banded_cost
 from tierwise.tco.compare import StrategyCost, compare, cost_of
 from tierwise.tco.facts import load_fact_set
@@ -22,6 +22,7 @@ from tierwise.tco.report import percent
 from tierwise.tco.scenario import (
     AccessSpec,
     Correlation,
+    DataSpec,
     EndOfLine,
     FinanceSpec,
     MigrationSpec,
@@ -29,6 +30,7 @@ from tierwise.tco.scenario import (
     Shock,
     Strategy,
     Tier,
+    Uncertain,
     check_scenario,
     load_preset,
     logical_tb,
@@ -86,6 +88,14 @@ def test_03_growth_of_zero_and_below_zero(make: Make, cost: Cost) -> None:
     assert all(row.amount_usd >= 0 for row in shrinking.ledger.rows)
     assert shrinking.ledger.total() < still.ledger.total()
     assert (shrinking.physical["hdd.bought"] >= 0).all()
+
+
+def test_03_growth_past_counting_is_refused(make: Make) -> None:
+    with pytest.raises(ConfigError, match="more than 1e\\+15 TB by the last year"):
+        resolve_inputs(make("tape", data={"growth": 1.0}))
+    wish = Uncertain(key="data.growth", low=0.0, high=1.0)
+    with pytest.raises(ConfigError, match="by the last year"):
+        resolve_inputs(make("tape", uncertain=(wish,)))
 
 
 def test_03_huge_growth_is_said_aloud(make: Make) -> None:
@@ -575,8 +585,56 @@ def test_a_front_tier_adds_to_what_stands_behind_it(make: Make, cost: Cost) -> N
         ({"media": ()}, "must name at least one"),
         ({"media": ("tape", "tape")}, "different names"),
         ({"correlations": (Correlation(keys=("hdd.price",), rho=1.5),)}, "rho"),
+        ({"shocks": (Shock(media=("hdd",), year=1, factor=float("inf")),)}, "shocks need"),
+        ({"start_year": -5}, "start_year must be"),
+        (
+            {"strategies": (Strategy(name="x", tiers=(Tier(medium="hdd", share=float("inf")),)),)},
+            "not a finite number",
+        ),
     ],
 )
 def test_scenarios_that_make_no_sense_are_refused(changes: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         check_scenario(replace(Scenario(), **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"shocks": (Shock(media=("tpae",), year=1, factor=2.0),)}, "no medium 'tpae'"),
+        ({"end_of_line": (EndOfLine(medium="tpae", reader_year=9),)}, "no medium 'tpae'"),
+        ({"correlations": (Correlation(keys=("tpae.price",), rho=0.5),)}, "no input tpae.price"),
+        (
+            {
+                "uncertain": (
+                    Uncertain(
+                        key="tape.price", low=0.0, high=2.0, distribution=Distribution.LOG_UNIFORM
+                    ),
+                )
+            },
+            "must start above 0",
+        ),
+        ({"overrides": {"tape": {"price": 1e300}}}, "at most 1e"),
+        ({"data": DataSpec(size="9999999999999 EB")}, "data.size = "),
+    ],
+)
+def test_inputs_that_make_no_sense_are_refused(changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        resolve_inputs(replace(Scenario(media=("tape", "hdd")), **changes))
+
+
+def test_events_may_name_media_that_are_not_compared() -> None:
+    shock = Shock(media=("ssd",), year=1, factor=2.0)
+    tied = Correlation(keys=("ssd.price", "hdd.price"), rho=0.5)
+    scenario = Scenario(media=("tape",), shocks=(shock,), correlations=(tied,))
+    assert "tape.price" in resolve_inputs(scenario).ranges
+
+
+def test_a_cost_too_large_for_a_number_is_refused(make: Make, cost: Cost) -> None:
+    with pytest.raises(ConfigError, match="too large"):
+        cost(make("tape", years=300, finance={"discount_rate": -0.99}))
+
+
+def test_a_folder_is_no_inventory(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is a folder"):
+        logical_tb(make("cloud", data={"inventory": str(tmp_path)}).data)

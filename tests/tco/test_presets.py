@@ -153,6 +153,12 @@ def test_defect_06_buys_tape_servers_at_the_common_multiple() -> None:
     assert {15, 45} <= years(tied=False)
 
 
+def test_defect_07_counts_old_media_at_this_years_capacity() -> None:
+    tied = energy("disc", replace(NO_DEFECTS, this_years_racks=True, fractional_racks=True))
+    own = energy("disc", replace(NO_DEFECTS, fractional_racks=True))
+    assert own / tied == pytest.approx(50 / sum(1.01**-year for year in range(50)))
+
+
 def test_defect_08_is_met_when_capacity_grows() -> None:
     fast = replace(_rack("ssd", PrecursorConfig()), capacity_rate=0.2)
     capped = _num_racks(fast, replace(NO_DEFECTS, fractional_racks=True), 1e5, 40)
@@ -167,6 +173,32 @@ def test_defect_09_no_state_survives_a_run() -> None:
     for medium in reversed(MEDIA):
         run_precursor(medium, config)
     assert run_precursor("tape", config) == first
+
+
+def test_defect_10_has_a_petabyte_of_1024() -> None:
+    def moved(binary: bool) -> float:
+        defects = replace(NO_DEFECTS, binary_petabyte=binary)
+        ledger = run_precursor("hdd", PrecursorConfig(defects=defects))
+        return ledger.total(lambda row: row.cause is Cause.MIGRATION)
+
+    assert moved(binary=True) / moved(binary=False) == pytest.approx(1.024)
+
+
+def test_defect_11_replays_inflation_undiscounted() -> None:
+    plain = run_precursor("tape", PrecursorConfig(defects=NO_DEFECTS)).by_year()
+    defects = replace(NO_DEFECTS, history_as_future=True)
+    inflated = run_precursor("tape", PrecursorConfig(defects=defects)).by_year()
+    ratios = [high / low for high, low in zip(inflated, plain, strict=True) if low]
+    assert ratios == pytest.approx(inflation_history()[: len(ratios)])
+    assert ratios[-1] > 7
+
+
+def test_defect_12_has_racks_in_fractions() -> None:
+    facts = _rack("disc", PrecursorConfig())
+    whole = _num_racks(facts, NO_DEFECTS, 1e5, 0)
+    part = _num_racks(facts, replace(NO_DEFECTS, fractional_racks=True), 1e5, 0)
+    assert whole == 30
+    assert part == pytest.approx(1e5 / (0.3 * 11240))
 
 
 def test_defect_13_migration_is_an_input() -> None:
@@ -235,6 +267,34 @@ def test_the_claim_needs_a_flat_price_far_above_any_observed() -> None:
         share = compare(flat, samples=0).of("hdd").migration_share["A"]
         assert share is not None
         assert low < share < high
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PrecursorConfig(decline=float("nan")),
+        PrecursorConfig(decline=1.0),
+        PrecursorConfig(migration_usd_tb=-1.0),
+        PrecursorConfig(migration_usd_tb=float("nan")),
+    ],
+)
+def test_a_precursor_out_of_range_is_refused(config: PrecursorConfig) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        run_precursor("tape", config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DshrConfig(replication=0.0),
+        DshrConfig(replication=float("nan")),
+        DshrConfig(discount_rate=1.0),
+        DshrConfig(discount_rate=float("nan")),
+    ],
+)
+def test_an_endowment_out_of_range_is_refused(config: DshrConfig) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        endowment_usd_per_tb(config)
 
 
 @pytest.mark.parametrize("name", ["precursor-2017", "dshr"])

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
 
-from tierwise.core.report import Table, render_html
+from tierwise.core.report import Table, Text, render_html
 from tierwise.tco.carbon import carbon_of
 from tierwise.tco.compare import Comparison, compare, scaled
 from tierwise.tco.facts import load_fact_set
 from tierwise.tco.inputs import facts_of, resolve_inputs
 from tierwise.tco.ledger import Category, opex_test, row_span
 from tierwise.tco.model import run_strategy
-from tierwise.tco.report import category_table, report_of, sections_of, write_comparison
+from tierwise.tco.report import (
+    category_table,
+    cost_table,
+    notes_of,
+    report_of,
+    sections_of,
+    write_comparison,
+)
 from tierwise.tco.scenario import Scenario, load_preset, load_scenario
 
 
@@ -113,6 +121,26 @@ def test_scaling_keeps_the_mean_file_size() -> None:
     big = scaled(small, size="1 PB")
     assert big.data.num_objects == 1_000_000
     assert big.name == "modern-2026 at 1 PB"
+
+
+def test_a_tiny_archive_is_said_to_leave_units_empty() -> None:
+    tiny = compare(load_preset("modern-2026", ["data.size=14 MB", "horizon_years=9"]), samples=0)
+    notes = notes_of(tiny)
+    assert any("a tenth of one unit of ssd, hdd, tape, optical" in note for note in notes), notes
+    assert sum("emissions leave out" in note for note in notes) == 1
+    prices = [row[3] for row in cost_table(tiny).rows]
+    assert all(re.fullmatch(r"\$[0-9.]+\u00a0[KMB]|\$[0-9.]+", price) for price in prices), prices
+    large = compare(load_preset("modern-2026", ["horizon_years=9"]), samples=0)
+    assert not any("a tenth" in note for note in notes_of(large))
+
+
+@pytest.mark.parametrize(("copies", "text"), [(1, "1 copy,"), (2, "2 copies,")])
+def test_copies_are_counted_in_words(copies: int, text: str) -> None:
+    changes = [f"data.copies={copies}.0", "horizon_years=2", 'media=["tape"]']
+    sections = sections_of(compare(load_preset("modern-2026", changes), samples=0))
+    first = sections[0].blocks[0]
+    assert isinstance(first, Text)
+    assert text in first.text
 
 
 def test_carbon_counts_energy_and_what_is_bought() -> None:

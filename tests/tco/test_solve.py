@@ -27,6 +27,27 @@ def test_a_break_even_is_where_both_cost_the_same() -> None:
     )
 
 
+def test_a_break_even_needs_two_strategies_that_differ() -> None:
+    scenario = load_preset("modern-2026", ["data.size=0 B"])
+    with pytest.raises(UsageError, match="tape twice"):
+        break_even(scenario, "migration.price", "tape", "tape", low=1, high=9)
+    with pytest.raises(UsageError, match="cost the same from 1 to 9"):
+        break_even(scenario, "migration.price", "tape", "hdd", low=1, high=9)
+
+
+def test_a_map_of_nothing_has_a_lead_of_one() -> None:
+    scenario = load_preset("modern-2026", ["data.size=0 B"])
+    axis = spaced(1.0, 9.0, 3, log=False)
+    mapped = map_winners(scenario, "migration.price", axis, "tape.decline", axis / 20)
+    assert (mapped.lead_YX == 1).all()
+
+
+def test_a_map_too_fine_is_refused() -> None:
+    axis = spaced(0.0, 0.1, 2000, log=False)
+    with pytest.raises(UsageError, match="too fine"):
+        map_winners(load_preset("modern-2026"), "migration.price", axis, "tape.decline", axis)
+
+
 def test_no_break_even_says_who_leads_throughout() -> None:
     found = break_even(load_preset(), "power.tariff", "tape", "ssd", low=0.05, high=0.3)
     assert found.crossings == ()

@@ -82,6 +82,25 @@ def test_what_nothing_makes_uncertain_has_no_spread() -> None:
     assert np.ptp(spread.total_usd["tape"]) == 0
 
 
+def test_neither_too_many_samples_nor_a_negative_seed() -> None:
+    scenario = load_preset("modern-2026")
+    for samples in (-1, 10**9):
+        with pytest.raises(UsageError, match="samples cannot be drawn"):
+            compare(scenario, samples=samples)
+    with pytest.raises(UsageError, match="seed"):
+        compare(scenario, samples=5, seed=-1)
+
+
+def test_a_strategy_has_no_ratio_to_itself_or_to_nothing() -> None:
+    scenario = load_preset("modern-2026")
+    tape, hdd = (item for item in scenario.plans if item.name in ("tape", "hdd"))
+    with pytest.raises(UsageError, match="against itself"):
+        tornado(scenario, resolve_inputs(scenario), tape, against=tape)
+    empty = load_preset("modern-2026", ["data.size=0 B"])
+    with pytest.raises(UsageError, match="no ratio"):
+        tornado(empty, resolve_inputs(empty), tape, against=hdd)
+
+
 def test_no_samples_are_refused() -> None:
     scenario = Scenario(media=("tape",))
     with pytest.raises(UsageError, match="0 samples"):

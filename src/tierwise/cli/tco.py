@@ -105,22 +105,26 @@ def compare(
     from tierwise.core.progress import choose_progress
     from tierwise.tco.answers import comparison_answer
     from tierwise.tco.compare import compare as run_compare
-    from tierwise.tco.report import share_table
+    from tierwise.tco.report import notes_of, share_table
 
     progress = choose_progress(as_json=as_json)
     result = run_compare(loaded, samples=samples, seed=seed, progress=progress)
     _print(comparison_answer(result), as_json=as_json, as_csv=as_csv)
     if not as_json and not as_csv:
         click.echo("\n" + _text_table(share_table(result)))
-        warnings = (text for item in result.strategies for text in item.warnings)
-        for line in (*result.inputs.warnings, *warnings):
+        for line in notes_of(result):
             click.echo(f"note: {line}")
 
 
 @group.command()
 @_scenario_options
 @_draw_options
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write to.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to write to.",
+)
 @json_option
 @debug_option
 def run(
@@ -182,7 +186,10 @@ def _parse_range(text: str) -> tuple[str, float, float, int | None]:
     help="An input to change; twice for a map of the winner.",
 )  # fmt: skip
 @click.option("--log", is_flag=True, help="Space the points by a constant factor.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for the figure and its CSV.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the figure and its CSV.",
+)  # fmt: skip
 @_output_options
 def sweep(
     *, scenario: Path | None, preset: str | None, changes: tuple[str, ...], vary: tuple[str, ...],
@@ -262,17 +269,25 @@ def explain(
     scenario: which inputs move its cost. Two scenarios: what changed between them.
     """
     require_extra("tco")
+    from tierwise.core.errors import UsageError
     from tierwise.tco.answers import waterfall_answer
+    from tierwise.tco.compare import compare as run_compare
     from tierwise.tco.scenario import PRESETS_FOLDER, model_of
     from tierwise.tco.solve import waterfall
 
     path = Path(what) if what.endswith(".toml") else PRESETS_FOLDER / f"{what}.toml"
-    model = model_of(path)
+    is_named = what.endswith(".toml") or path.parent == PRESETS_FOLDER
+    model = model_of(path) if is_named else None
+    if model is not None and (other, strategy, against, base_samples) != (None,) * 4:
+        raise UsageError(f"{what} is a model of its own", hint="only --set goes with it")
+    if other is not None and (against, base_samples) != (None, None):
+        raise UsageError("--against and --sobol explain one scenario, not two")
     if model is not None:
         answer = _explain_model(model, path, changes)
     elif other is not None:
         before, after = _named(what, changes), _named(other, ())
-        answer = waterfall_answer(waterfall(before, after, strategy or before.plans[0].name))
+        name = strategy or run_compare(before, samples=0).ranking[0].name
+        answer = waterfall_answer(waterfall(before, after, name))
     else:
         scenario = _named(what, changes)
         answer = _explain_inputs(scenario, (strategy, against), base_samples, seed)

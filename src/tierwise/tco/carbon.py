@@ -44,7 +44,7 @@ def carbon_of(runs: Iterable[TierRun], point: Point) -> Carbon:
     for run in runs:
         unit = point.get(f"{run.medium}.embodied_unit")
         if unit is None:
-            gaps.append(f"{run.medium}: the provider's energy and hardware")
+            gaps.append(f"the energy and hardware of the {run.medium} provider")
         elif unit[0] == 0 and point[f"{run.medium}.embodied_tb"][0] == 0:
-            gaps.append(f"{run.medium}: embodied emissions of the medium")
+            gaps.append(f"embodied emissions of {run.medium}")
     return Carbon(energy_kg=kwh_T * grid_T, embodied_kg=embodied_T, gaps=tuple(dict.fromkeys(gaps)))

@@ -20,7 +20,7 @@ from tierwise.tco.inputs import Array, Inputs, Point, facts_of, resolve_inputs
 from tierwise.tco.ledger import DEFINITIONS, Definition, Ledger, ledger_of
 from tierwise.tco.model import TierRun, merge_flows, run_strategy
 from tierwise.tco.scenario import Scenario, Strategy, check_scenario
-from tierwise.tco.spread import Spread, monte_carlo
+from tierwise.tco.spread import Spread, check_draws, monte_carlo
 from tierwise.tco.value import (
     cost_per_tb_year,
     discount_factors,
@@ -106,8 +106,11 @@ def compare(
 
     Raises:
         ConfigError: The scenario makes no sense, or (strict) a migration cannot finish.
+        UsageError: So many samples cannot be drawn.
     """
     check_scenario(scenario)
+    if samples != 0:
+        check_draws(samples, seed)
     facts = facts if facts is not None else facts_of(scenario)
     inputs = resolve_inputs(scenario, facts)
     point = inputs.point()
@@ -122,7 +125,8 @@ def compare(
 
 def cost_of(scenario: Scenario, strategy: Strategy, point: Point, facts: FactSet) -> StrategyCost:
     """Return what one strategy costs at one point (arrays of length 1)."""
-    runs = run_strategy(scenario, strategy, point, facts)
+    with np.errstate(over="ignore", invalid="ignore"):  # present_values refuses the result
+        runs = run_strategy(scenario, strategy, point, facts)
     ledger = ledger_of(strategy.name, merge_flows(runs), horizon_years=scenario.horizon_years)
     flow_TS = np.array(ledger.by_year())[:, None]
     cash_TS = flow_TS * price_level(scenario.finance, point, scenario.horizon_years)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from tierwise.core.errors import ConfigError
 from tierwise.core.facts import Fact, load_facts
 from tierwise.tco.facts import FACTS_FOLDER
 
@@ -78,10 +79,17 @@ def endowment_usd_per_tb(config: DshrConfig) -> float:
 
     >>> round(endowment_usd_per_tb(DshrConfig()), 2)
     324.88
+
+    Raises:
+        ConfigError: A parameter out of range.
     """
     rate = config.discount_rate
     if rate is None:
         rate = dshr_facts()["finance.discount"].value
+    if not -0.5 <= rate < 1.0:
+        raise ConfigError(f"discount_rate = {rate:g} must be at least -0.5 and below 1")
+    if not 0.0 < config.replication <= 1000.0:
+        raise ConfigError(f"replication = {config.replication:g} must be above 0, at most 1000")
     total = 0.0
     for year, cost in enumerate(yearly_costs(config)):
         linear = config.quirks.linear_discount

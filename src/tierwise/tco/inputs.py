@@ -11,6 +11,7 @@ Legend: S samples.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -70,9 +71,13 @@ _LIMITS: dict[str, tuple[float, float, bool]] = {
     "utilisation": (0.0, 1.0, False),
     "window": (0.0, 10.0, False),
     "copies": (0.0, 1e3, False),
+    "size": (0.0, 1e12, True),
+    "read_share": (0.0, 1e3, True),
     "object_size": (0.0, 1e9, False),
     "min_days": (0.0, 365.0, True),
 }
+_LARGEST = 1e15  # of any other input; beyond it a typing error is likelier than a price
+_MAX_TB = 1e15
 _REASONS = {
     "decline": "a decline of 100 % a year or more makes the medium free",
     "pue": "the facility cannot use less power than what stands in it",
@@ -158,10 +163,18 @@ def resolve_inputs(scenario: Scenario, facts: FactSet | None = None) -> Inputs:
         )
     for key, value in _scenario_numbers(scenario).items():
         ranges[key] = _fixed(key, value)
+    for medium in _media_of_events(scenario):
+        facts.medium(medium)
     if scenario.finance.discount_rate is not None:
         ranges["finance.discount"] = _fixed("finance.discount", scenario.finance.discount_rate)
     inputs = Inputs(ranges=dict(sorted(ranges.items())), warnings=())
-    return _with_uncertainty(scenario, _with_overrides(scenario, inputs))
+    return _with_uncertainty(scenario, _with_overrides(scenario, inputs), facts)
+
+
+def _media_of_events(scenario: Scenario) -> set[str]:
+    """Return the media that shocks and ends of line name; those not compared may be named."""
+    shocked = {medium for shock in scenario.shocks for medium in shock.media}
+    return shocked | {end.medium for end in scenario.end_of_line}
 
 
 def _fixed(key: str, value: float) -> InputRange:
@@ -206,13 +219,27 @@ def _with_overrides(scenario: Scenario, inputs: Inputs) -> Inputs:
             ranges[key] = _fixed(key, float(value))
     for key, item in ranges.items():
         check_range(key, np.array([item.value]))
-    if (growth := ranges["data.growth"].value) >= 0.15:
+    growth = ranges["data.growth"].value
+    _check_growth(growth, ranges["data.size"].value, scenario.horizon_years)
+    if growth >= 0.15:
         times = (1 + growth) ** (scenario.horizon_years - 1)
+        text = f"{times:,.0f}" if times < 1e9 else f"{times:.3g}"
         warnings.append(
-            f"growth of {growth:.0%} a year multiplies the data by {times:,.0f} by the last year; "
+            f"growth of {growth:.0%} a year multiplies the data by {text} by the last year; "
             "no price trend is known that far"
         )
     return Inputs(ranges=ranges, warnings=tuple(warnings))
+
+
+def _check_growth(growth: float, size_tb: float, num_years: int) -> None:
+    """Return if the data of the last year can be counted in whole units."""
+    if size_tb > 0 and math.log10(size_tb) + (num_years - 1) * math.log10(1 + growth) > math.log10(
+        _MAX_TB
+    ):
+        raise ConfigError(
+            f"data.growth = {growth:g} makes more than {_MAX_TB:g} TB by the last year",
+            hint="a lower growth, a shorter horizon_years or a smaller data.size",
+        )
 
 
 def _outside(key: str, value: float, item: InputRange) -> str:
@@ -222,13 +249,17 @@ def _outside(key: str, value: float, item: InputRange) -> str:
     return f"{key} = {value:g} is outside the sourced range {item.low:g} to {item.high:g}{note}"
 
 
-def _with_uncertainty(scenario: Scenario, inputs: Inputs) -> Inputs:
+def _with_uncertainty(scenario: Scenario, inputs: Inputs, facts: FactSet) -> Inputs:
     ranges = dict(inputs.ranges)
     for wish in scenario.uncertain:
         item = inputs.require(wish.key)
         if not wish.low <= wish.high:
             raise ConfigError(f"uncertain {wish.key}: low {wish.low:g} is above {wish.high:g}")
         check_range(wish.key, np.array([wish.low, wish.high]))
+        if wish.distribution is Distribution.LOG_UNIFORM and wish.low <= 0:
+            raise ConfigError(f"uncertain {wish.key}: a loguniform range must start above 0")
+        if wish.key == "data.growth":
+            _check_growth(wish.high, inputs.ranges["data.size"].value, scenario.horizon_years)
         ranges[wish.key] = InputRange(
             key=wish.key,
             value=item.value,
@@ -239,7 +270,8 @@ def _with_uncertainty(scenario: Scenario, inputs: Inputs) -> Inputs:
         )
     for correlation in scenario.correlations:
         for key in correlation.keys:
-            if key.partition(".")[0] in media_in(scenario):
+            group = key.partition(".")[0]
+            if group in media_in(scenario) or group not in facts.media:
                 inputs.require(key)
     return Inputs(ranges=ranges, warnings=inputs.warnings)
 
@@ -254,12 +286,14 @@ def check_range(key: str, column: Array) -> None:
     values = np.asarray(column, dtype=np.float64)
     if not np.isfinite(values).all():
         raise ConfigError(f"{key} is not a finite number")
-    low, high, low_allowed = _LIMITS.get(name, (0.0, np.inf, True))
+    low, high, low_allowed = _LIMITS.get(name, (0.0, _LARGEST, True))
     too_low = values < low if low_allowed else values <= low
     too_high = values >= high if name == "decline" else values > high
     if too_low.any() or too_high.any():
         value = float(values[too_low | too_high][0])
         above = "at least" if low_allowed else "above"
         below = "below" if name == "decline" else "at most"
-        limits = f"{above} {low:g}" + (f" and {below} {high:g}" if np.isfinite(high) else "")
+        limits = f"{above} {low:g}"
+        if name in _LIMITS or value > high:
+            limits += f" and {below} {high:g}"
         raise ConfigError(f"{key} = {value:g} must be {limits}", hint=_REASONS.get(name))

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Literal
 
+from tierwise.core.errors import ConfigError
 from tierwise.core.facts import Fact, load_facts
 from tierwise.tco.facts import FACTS_FOLDER, load_fact_set
 from tierwise.tco.ledger import CashFlow, Category, Cause, Ledger
@@ -154,7 +155,15 @@ def run_precursor(medium: str, config: PrecursorConfig) -> Ledger:
     Args:
         medium: disc, hdd, ssd or tape.
         config: Defects and parameters.
+
+    Raises:
+        ConfigError: A parameter out of range.
     """
+    if config.decline is not None and not -1.0 <= config.decline < 1.0:
+        raise ConfigError(f"decline = {config.decline:g} must be at least -1 and below 1")
+    if config.migration_usd_tb is not None and not 0.0 <= config.migration_usd_tb <= 1e9:
+        price = config.migration_usd_tb
+        raise ConfigError(f"migration_usd_tb = {price:g} must be 0 to 1e9")
     horizon = int(precursor_facts()["horizon"].value)
     last = horizon + 1 if config.defects.fence_post else horizon
     entries = []

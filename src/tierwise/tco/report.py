@@ -58,7 +58,7 @@ def tonnes(item: StrategyCost) -> str:
 def cost_table(comparison: Comparison) -> Table:
     """Return one row a strategy, cheapest first."""
     spread, year = comparison.spread, comparison.scenario.currency_year
-    header = ["strategy", "paid-up (present value)", "cash", "USD per TB-year", "first year"]
+    header = ["strategy", "paid-up (present value)", "cash", "per TB-year", "first year"]
     if spread is not None:
         header += ["p5", "p50", "p95", "cheapest in"]
     header += ["t CO2e", "ledger rows"]
@@ -68,7 +68,7 @@ def cost_table(comparison: Comparison) -> Table:
             item.name,
             usd(item.endowment_usd),
             usd(item.cash_total_usd),
-            "n/a" if math.isnan(item.usd_per_tb_year) else f"{item.usd_per_tb_year:.2f}",
+            usd(item.usd_per_tb_year),
             usd(float(item.cumulative_usd[0])),
         ]
         if spread is not None:
@@ -212,9 +212,10 @@ def sections_of(comparison: Comparison, *, prefix: str = "", details: bool = Tru
     stem = f"{stem}-" if stem else ""
     title = f"{prefix}: " if prefix else ""
     logical = comparison.inputs.ranges["data.size"].value * 1e12
+    copies = comparison.inputs.ranges["data.copies"].value
     intro = (
         f"{format_size(logical)} kept for {scenario.horizon_years} years from "
-        f"{scenario.start_year}, {comparison.inputs.ranges['data.copies'].value:g} copies, growth "
+        f"{scenario.start_year}, {copies:g} {'copy' if copies == 1 else 'copies'}, growth "
         f"{comparison.inputs.ranges['data.growth'].value:.1%} a year, discounted at "
         f"{comparison.inputs.ranges['finance.discount'].value:.1%} "
         f"({scenario.finance.discount_basis})."
@@ -245,11 +246,29 @@ def sections_of(comparison: Comparison, *, prefix: str = "", details: bool = Tru
 def notes_of(comparison: Comparison) -> list[str]:
     """Return what a reader must know before using the numbers, a sentence each."""
     notes = list(comparison.inputs.warnings)
+    if empty := _mostly_empty(comparison):
+        notes.append(
+            f"the data fill less than a tenth of one unit of {', '.join(empty)}; units are whole, "
+            "so costs and bands are those of a unit bought again and again"
+        )
     for item in comparison.strategies:
         notes += item.warnings
-        if item.carbon.gaps:
-            notes.append(f"{item.name}: emissions leave out {', '.join(item.carbon.gaps)}")
+    gaps = dict.fromkeys(gap for item in comparison.strategies for gap in item.carbon.gaps)
+    if gaps:
+        notes.append(f"emissions leave out {', '.join(gaps)}")
     return notes
+
+
+def _mostly_empty(comparison: Comparison) -> list[str]:
+    """Return the media of which the data never fill a tenth of one unit."""
+    found: dict[str, None] = {}
+    for item in comparison.strategies:
+        for key, series_T in item.physical.items():
+            medium, _, name = key.rpartition(".")
+            capacity = comparison.inputs.ranges.get(f"{medium}.capacity")
+            if name == "stored_tb" and capacity and 0 < series_T.max() < 0.1 * capacity.value:
+                found[medium] = None
+    return list(found)
 
 
 def _details(comparison: Comparison, title: str, stem: str) -> list[Section]:

@@ -9,6 +9,7 @@ by country and owner.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from tierwise.core.units import parse_size
 PRESETS_FOLDER = Path(__file__).parent / "presets"
 DEFAULT_PRESET = "modern-2026"
 MAX_HORIZON_YEARS = 300
+MAX_SHOCK = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +231,7 @@ def check_scenario(scenario: Scenario) -> Scenario:
     data, finance = scenario.data, scenario.finance
     _require(1 <= scenario.horizon_years <= MAX_HORIZON_YEARS, "horizon_years",
              f"must be 1 to {MAX_HORIZON_YEARS}")  # fmt: skip
+    _require(1 <= scenario.start_year <= 9999, "start_year", "must be 1 to 9999")
     _require(data.growth > -1, "data.growth", "must be above -1")
     _require(data.copies > 0, "data.copies", "must be above 0")
     _require(data.parity >= 0, "data.parity", "must not be negative")
@@ -255,7 +258,8 @@ def check_scenario(scenario: Scenario) -> Scenario:
     if finance.discount_rate is not None:
         _require(finance.discount_rate > -1, "finance.discount_rate", "must be above -1")
     for shock in scenario.shocks:
-        _require(shock.factor > 0 and shock.years >= 1, "shocks", "need factor > 0 and years >= 1")
+        _require(0 < shock.factor <= MAX_SHOCK and shock.years >= 1, "shocks",
+                 f"need factor above 0 and at most {MAX_SHOCK:g}, and years >= 1")  # fmt: skip
     for correlation in scenario.correlations:
         _require(0 <= correlation.rho <= 1, "correlations.rho", "must be 0 to 1")
     for strategy in scenario.plans:
@@ -275,6 +279,8 @@ def _check_strategy(strategy: Strategy, horizon_years: int) -> None:
     for tier in strategy.tiers:
         until = horizon_years if tier.until_year is None else tier.until_year
         _require(tier.share > 0, f"strategy {strategy.name}", "has a tier with share 0 or less")
+        _require(math.isfinite(tier.share), f"strategy {strategy.name}",
+                 "has a tier whose share is not a finite number")  # fmt: skip
         _require(0 <= tier.from_year < until, f"strategy {strategy.name}",
                  f"keeps {tier.medium} for no year")  # fmt: skip
     for year in range(horizon_years):
@@ -321,6 +327,8 @@ def read_inventory(path: Path) -> Inventory:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise MissingFileError(f"no inventory {path}") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a folder, not an inventory") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not JSON: {error}") from error
     values = {}

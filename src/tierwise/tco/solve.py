@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from tierwise.tco.scenario import Scenario, Strategy
 from tierwise.tco.spread import present_totals
 
 GRID_POINTS = 129
+MAX_MAP_POINTS = 250_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ def spaced(low: float, high: float, num: int, *, log: bool) -> Array:
     """Return `num` points from low to high, evenly or by a constant factor."""
     if not low < high:
         raise UsageError(f"{low:g} is not below {high:g}")
+    if not np.isfinite([low, high]).all():
+        raise UsageError(f"a range from {low:g} to {high:g} has no end")
     if log and low <= 0:
         raise UsageError("a logarithmic range must start above 0")
     return np.geomspace(low, high, num) if log else np.linspace(low, high, num)
@@ -127,7 +131,12 @@ def break_even(
         low: Start of the range.
         high: End of the range.
         facts: Fact set.
+
+    Raises:
+        UsageError: The two are one, or cost the same over the whole range.
     """
+    if first == second:
+        raise UsageError(f"a break-even needs two strategies, not {first} twice")
     facts = facts if facts is not None else facts_of(scenario)
     inputs = resolve_inputs(scenario, facts)
     inputs.require(key)
@@ -145,20 +154,23 @@ def break_even(
 
     grid = spaced(low, high, GRID_POINTS, log=low > 0 and high / low > 50)
     leads = lead(grid)
+    apart = np.flatnonzero(leads)  # ties are no change unless the lead changes over them
+    if not len(apart):
+        raise UsageError(f"{first} and {second} cost the same from {low:g} to {high:g}")
     crossings = [
-        _narrow(lead, grid[place], grid[place + 1], leads[place])
-        for place in np.flatnonzero(leads[:-1] * leads[1:] < 0)
+        _narrow(lead, grid[i], grid[j], leads[i]) if j == i + 1 else float(grid[i + 1])
+        for i, j in pairwise(apart)
+        if np.sign(leads[i]) != np.sign(leads[j])
     ]
-    crossings += [float(grid[place]) for place in np.flatnonzero(leads == 0)]
     return BreakEven(
         key=key,
         first=first,
         second=second,
         low=low,
         high=high,
-        crossings=tuple(sorted(crossings)),
-        cheaper_at_low=first if leads[0] < 0 else second,
-        cheaper_at_high=first if leads[-1] < 0 else second,
+        crossings=tuple(crossings),
+        cheaper_at_low=first if leads[apart[0]] < 0 else second,
+        cheaper_at_high=first if leads[apart[-1]] < 0 else second,
     )
 
 
@@ -189,7 +201,7 @@ class WinnerMap:
         y_values: Points along y (Y).
         names: Strategies; `winner_YX` indexes them.
         winner_YX: Index of the cheapest.
-        lead_YX: Cost of the runner-up over the winner's.
+        lead_YX: Cost of the runner-up over the winner's; 1 where nothing costs anything.
     """
 
     x_key: str
@@ -213,6 +225,11 @@ def map_winners(
     """Return which strategy is cheapest at every point of a grid over two inputs."""
     if x_key == y_key:
         raise UsageError(f"a map needs two different inputs, not {x_key} twice")
+    if len(x_values) * len(y_values) > MAX_MAP_POINTS:
+        raise UsageError(
+            f"a map of {len(x_values)} x {len(y_values)} points is too fine",
+            hint=f"take at most {MAX_MAP_POINTS:,} points in all",
+        )
     facts = facts if facts is not None else facts_of(scenario)
     inputs = resolve_inputs(scenario, facts)
     grid_x, grid_y = np.meshgrid(x_values, y_values)
@@ -226,7 +243,9 @@ def map_winners(
         ]
     )
     ordered = np.sort(totals, axis=0)
-    lead = ordered[1] / ordered[0] if len(totals) > 1 else np.ones(grid_x.size)
+    lead = np.ones(grid_x.size)
+    if len(totals) > 1:
+        np.divide(ordered[1], ordered[0], out=lead, where=ordered[0] > 0)
     return WinnerMap(
         x_key=x_key,
         y_key=y_key,

@@ -29,6 +29,7 @@ from tierwise.tco.value import present_values
 
 # samples run together: rows of this length stay in a core's cache
 CHUNK_SAMPLES = 1024
+MAX_SAMPLES = 1_000_000
 PERCENTILES = (5.0, 50.0, 95.0)
 
 
@@ -58,6 +59,7 @@ class Spread:
 
 def draw_inputs(scenario: Scenario, inputs: Inputs, *, samples: int, seed: int) -> dict[str, Array]:
     """Return a column of draws for every uncertain input."""
+    check_draws(samples, seed)
     uncertain = inputs.uncertain()
     normals = {key: _stream(seed, key).standard_normal(samples) for key in uncertain}
     for correlation in scenario.correlations:
@@ -69,6 +71,20 @@ def draw_inputs(scenario: Scenario, inputs: Inputs, *, samples: int, seed: int) 
                 + math.sqrt(1.0 - correlation.rho) * normals[key]
             )
     return {key: _quantile(uncertain[key], _normal_cdf(z)) for key, z in normals.items()}
+
+
+def check_draws(samples: int, seed: int) -> None:
+    """Return if so many samples can be drawn from a seed.
+
+    Raises:
+        UsageError: They cannot.
+    """
+    if not 1 <= samples <= MAX_SAMPLES:
+        raise UsageError(
+            f"{samples} samples cannot be drawn", hint=f"take 1 to {MAX_SAMPLES:,}, or 0 for none"
+        )
+    if seed < 0:
+        raise UsageError(f"a seed must not be negative, as {seed} is")
 
 
 def _stream(seed: int, name: str) -> np.random.Generator:
@@ -130,8 +146,9 @@ def _accumulate(
         }
         point = inputs.point(chunk)
         size = min(CHUNK_SAMPLES, samples - start)
-        runs = run_strategy(scenario, strategy, point, facts)
-        flow_TS = total_flow(runs, (scenario.horizon_years, size))
+        with np.errstate(over="ignore", invalid="ignore"):  # present_values refuses the result
+            runs = run_strategy(scenario, strategy, point, facts)
+            flow_TS = total_flow(runs, (scenario.horizon_years, size))
         parts.append(np.cumsum(present_values(flow_TS, scenario.finance, point), axis=0))
     return np.concatenate(parts, axis=1)
 
@@ -155,8 +172,6 @@ def monte_carlo(
         facts: Fact set of the media.
         progress: Told of each strategy.
     """
-    if samples < 1:
-        raise UsageError(f"{samples} samples are not enough")
     columns = draw_inputs(scenario, inputs, samples=samples, seed=seed)
     totals: dict[str, Array] = {}
     bands: dict[str, Array] = {}
@@ -249,7 +264,12 @@ def _result(
     total = present_totals(scenario, pair[0], inputs, columns, facts)
     if pair[1] is None:
         return total
-    ratio: Array = np.log(total / present_totals(scenario, pair[1], inputs, columns, facts))
+    if pair[0] == pair[1]:
+        raise UsageError(f"{pair[0].name} against itself has nothing to explain")
+    other = present_totals(scenario, pair[1], inputs, columns, facts)
+    if not (total > 0).all() or not (other > 0).all():
+        raise UsageError(f"{pair[0].name} or {pair[1].name} costs nothing, so they have no ratio")
+    ratio: Array = np.log(total / other)
     return ratio
 
 
@@ -299,6 +319,7 @@ def sobol(
             f"Sobol indices need a power of two as base_samples, not {base_samples}",
             hint=f"take {1 << max(base_samples, 2).bit_length()}",
         )
+    check_draws(base_samples, seed)
     used = {tier.medium for plan in (strategy, against) if plan for tier in plan.tiers}
     media = {tier.medium for plan in scenario.plans for tier in plan.tiers}
     uncertain = {

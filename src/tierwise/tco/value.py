@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from tierwise.core.errors import ConfigError
 from tierwise.tco.inputs import Array, Point
 from tierwise.tco.scenario import FinanceSpec
 
@@ -61,10 +62,20 @@ def present_values(flow_TS: Array, finance: FinanceSpec, point: Point) -> Array:
         flow_TS: Cash in prices of the currency year.
         finance: Bases and timing.
         point: Inputs with finance.discount and finance.inflation.
+
+    Raises:
+        ConfigError: Some cost is too large for a number.
     """
     num_years = flow_TS.shape[0]
-    factors_TS = discount_factors(point["finance.discount"], num_years, finance.timing)
-    return flow_TS * price_level(finance, point, num_years) * factors_TS
+    with np.errstate(over="ignore", invalid="ignore"):
+        factors_TS = discount_factors(point["finance.discount"], num_years, finance.timing)
+        present_TS = flow_TS * price_level(finance, point, num_years) * factors_TS
+        total_S = present_TS.sum(axis=0)
+    if not np.isfinite(total_S).all():
+        raise ConfigError(
+            "the cost is too large for a number", hint="some rate or price is far out of range"
+        )
+    return present_TS
 
 
 def cost_per_tb_year(present_TS: Array, logical_TS: Array, factors_TS: Array) -> Array:
