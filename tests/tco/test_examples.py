@@ -72,3 +72,17 @@ def test_the_documented_claims_are_current() -> None:
     assert above == {"ssd", "tape"}
     assert result.spread is not None
     assert round(result.spread.p_cheapest["tape"], 1) >= 0.9
+
+
+def test_the_claims_in_the_readme_are_current() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    lines = {line.change: line.migration_share for line in explain_precursor()}
+    assert min((s or 0) for s in lines["energy: a W-year is 8.76 kWh"].values()) > 0.96
+    cheap = sorted(100 * (s or 0) for s in lines["+ migration at 20 a TB"].values())
+    assert f"it is {cheap[0]:.0f}-{cheap[-1]:.0f} %" in text
+    library = 100 * (lines["+ a tape library of 1,000 slots"]["tape"] or 0)
+    assert f"but over {int(library)} % again for tape" in text
+    for price, best in ((36, "tape"), (38, "optical"), (45, "optical"), (600, "optical")):
+        scenario = load_preset("modern-2026", [f"overrides.migration.price={price}"])
+        assert compare(scenario, samples=0).ranking[0].name == best
+    assert "until moving a TB costs about $37, and optical" in text
