@@ -275,7 +275,9 @@ def _difficulty(sample: Sample, curve: Mapping[int, Tally], config: ScoreConfig)
     if not sample.images:  # nothing to mask: PISM says nothing, which is not "easy"
         return pism.difficulty({}, tau=config.tau, boundary=config.boundary)
     if config.mode == "adaptive":
-        return difficulty_from_few(curve, tau=config.tau, boundary=config.boundary)
+        return difficulty_from_few(
+            curve, permilles=config.permilles, tau=config.tau, boundary=config.boundary
+        )
     return pism.difficulty(curve, tau=config.tau, boundary=config.boundary)
 
 
