@@ -10,10 +10,10 @@
    bucket -> plans -> seal -> image, slices         full bucket -> disc image
                        burn -> parity, shelf        images -> arrays -> discs, read back
                                   |
-   evict, room    recall, requests    library       the buffer freed, limited, filled again
+   evict, room   recall, requests   library         the buffer freed, limited, filled again
    scrub, mend, checks                              fixity, repair
    gather, rebuild                                  the catalogue from discs alone
-   founding, recovery               begun anew, taken up again
+   founding, recovery                               begun, and taken up again after a crash
    questions, inventory, figures, export            what people and the cost model ask
 ```
 

@@ -148,8 +148,9 @@ def write_iso(
             vol_set_ident=volume_set, sys_ident="LINUX", app_ident_str=APPLICATION,
             app_use=f"{CHECKSUM_PREFIX}00000000",
         )  # fmt: skip
+        builder = _Builder(image, clock)
         try:
-            _Builder(image, clock).add_all(nodes)
+            builder.add_all(nodes)
             clock.now_s = _clamp(created_s)
             image.force_consistency()
             size = image.pvd.space_size * SECTOR_BYTES
@@ -164,6 +165,7 @@ def write_iso(
             image.write_fp(stream, blocksize=_COPY_BYTES, progress_cb=progress)
         finally:
             image.close()
+            builder.close_sources()
     _write_checksum(stream)
     return int(size)
 
@@ -195,6 +197,13 @@ class _Window(io.RawIOBase):
         self._stream = self._path.open("rb", buffering=0)
         self._stream.seek(self._offset + offset)
         return offset
+
+    def close(self) -> None:
+        """Close the file, if it is open."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        super().close()
 
     def read(self, size: int = -1) -> bytes:
         if self._stream is None:
@@ -241,6 +250,12 @@ class _Builder:
         self._image, self._clock = image, clock
         self._iso_paths: dict[str, str] = {"": ""}
         self._count = 0
+        self._windows: list[_Window] = []
+
+    def close_sources(self) -> None:
+        """Close what is still open of the files: one, when writing was cut off in its middle."""
+        for window in self._windows:
+            window.close()
 
     def add_all(self, nodes: Sequence[PlanNode]) -> None:
         for node in nodes:
@@ -275,6 +290,7 @@ class _Builder:
             source: Any = io.BytesIO(node.source)
         else:
             source = _Window(node.source, node.source_offset, node.length)
+            self._windows.append(source)
         self._image.add_fp(
             source, node.length, iso_path, rr_name=name, file_mode=0o100000 | node.mode,
             udf_path=udf_path,

@@ -102,6 +102,7 @@ def repair(
     crash_point: Callable[[str], None] = lambda name: None,
 ) -> RepairReport:
     """Give every burned image without a good disc a new one, rebuilt from its array."""
+    _give_up_replaced(catalogue)
     rows = catalogue.all(
         "SELECT image, label FROM images i WHERE state = 'burned' AND NOT EXISTS"
         " (SELECT 1 FROM discs d WHERE d.image = i.image AND d.state = 'good') ORDER BY image"
@@ -119,15 +120,20 @@ def repair(
             size, sha256 = _made(catalogue, image)
             slot = burner.burn_image(image, label, size, sha256)
             with catalogue.transaction():
-                catalogue.run(
-                    "UPDATE discs SET state = 'lost' WHERE image = ? AND slot <> ?"
-                    " AND state = 'suspect'", image, slot,
-                )  # fmt: skip
+                _give_up_replaced(catalogue)
                 catalogue.event("recovery", label, detail=f"rebuilt, burned to slot {slot}")
             repaired.append(label)
             crash_point("repair: disc replaced")
             task.advance()
     return RepairReport(repaired=tuple(repaired), beyond=tuple(beyond))
+
+
+def _give_up_replaced(catalogue: Catalogue) -> None:
+    """Mark suspect discs lost whose image has a good disc: also those of a repair cut off."""
+    catalogue.run(
+        "UPDATE discs SET state = 'lost' WHERE state = 'suspect' AND image IN"
+        " (SELECT image FROM discs WHERE state = 'good')"
+    )
 
 
 def _made(catalogue: Catalogue, image: int) -> tuple[int, str]:
