@@ -13,7 +13,8 @@ import pytest
 from tierwise.core.errors import ConfigError, DataError, MissingFileError
 from tierwise.core.facts import FactKind, load_facts
 from tierwise.tco.facts import MediumKind, all_fact_files, load_fact_set
-from tierwise.tco.inputs import CLOUD_NAMES, DRIVE_NAMES, SITE_KEYS
+from tierwise.tco.inputs import CLOUD_NAMES, DRIVE_NAMES, SITE_KEYS, resolve_inputs
+from tierwise.tco.scenario import Scenario
 
 URL = re.compile(r"https?://[\w.-]+\.\w+")
 FILES = list(all_fact_files())
@@ -105,3 +106,22 @@ def test_the_cost_model_loads_no_torch_and_no_drawing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_facts_file_that_is_no_table_is_said(tmp_path: Path) -> None:
+    (tmp_path / "bytes.csv").write_bytes(b"key,value\n\xff\xfe,1\n")
+    for name in ("bytes.csv", "."):
+        with pytest.raises(DataError, match="is not a CSV file in UTF-8"):
+            load_fact_set((tmp_path / name,))
+
+
+@pytest.mark.parametrize(
+    ("cells", "what"),
+    [("5,0,9,USD/TB,2026,loguniform", "start above 0"), ("5,1,inf,USD/TB,2026,", "not a finite")],
+)
+def test_a_range_that_cannot_be_drawn_is_refused(tmp_path: Path, cells: str, what: str) -> None:
+    path = tmp_path / "facts.csv"
+    header = "key,value,low,high,unit,currency_year,distribution,source,retrieved,kind,note"
+    path.write_text(f"{header}\ntape.price,{cells},our estimate,2026-01-01,estimate,\n")
+    with pytest.raises(ConfigError, match=what):
+        resolve_inputs(Scenario(media=("tape",), facts_files=(str(path),)))

@@ -160,6 +160,18 @@ def test_06_a_need_of_exactly_whole_units_buys_no_extra(make: Make, cost: Cost) 
     assert item.physical["optical.bought"][0] == 7
 
 
+@pytest.mark.parametrize(("size", "units", "racks"), [("24 TB", 1, 0.1), ("2424 TB", 101, 0.2)])
+def test_06_rack_space_is_leased_in_whole_parts(
+    make: Make, cost: Cost, size: str, units: int, racks: float
+) -> None:
+    facts = {"hdd.units_per_rack": 1000.0, "site.rack_parts": 10.0, "site.rack_rent": 6000.0}
+    item = cost(make("hdd", size=size, years=1, facts=facts))
+    rent = item.ledger.total(lambda row: row.category is Category.RENT)
+    assert item.physical["hdd.units"][0] == units
+    assert item.physical["hdd.racks"][0] == pytest.approx(racks)
+    assert rent == pytest.approx(6000 * racks)
+
+
 def test_07_data_is_moved_and_not_capacity(make: Make, cost: Cost) -> None:
     item = cost(make("tape", size="10 TB", years=12, facts={**EVERLASTING, "tape.life": 10.0}))
     assert item.physical["tape.moved_tb"][10] == pytest.approx(10.0)
@@ -545,7 +557,16 @@ def test_an_inventory_sets_size_and_files(make: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"logical_bytes": 1.5, "num_files": 1}', '{"logical_bytes": 1}']
+    "text",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"logical_bytes": 1.5, "num_files": 1}',
+        '{"logical_bytes": 1}',
+        f'{{"logical_bytes": {10**400}, "num_files": 1}}',
+    ],
+    ids=range(6),
 )
 def test_a_broken_inventory_is_refused(make: Make, tmp_path: Path, text: str) -> None:
     path = tmp_path / "inventory.json"
@@ -615,7 +636,8 @@ def test_scenarios_that_make_no_sense_are_refused(changes: dict[str, Any], what:
             "must start above 0",
         ),
         ({"overrides": {"tape": {"price": 1e300}}}, "at most 1e"),
-        ({"data": DataSpec(size="9999999999999 EB")}, "data.size = "),
+        ({"data": DataSpec(size="9999999999999 EB")}, "data.size is above"),
+        ({"data": DataSpec(size=f"{10**400} B")}, "data.size is above"),
     ],
 )
 def test_inputs_that_make_no_sense_are_refused(changes: dict[str, Any], what: str) -> None:

@@ -79,6 +79,8 @@ def load_facts(path: Path) -> dict[str, Fact]:
                 facts[fact.key] = fact
     except FileNotFoundError as error:
         raise MissingFileError(f"no facts file {path}") from error
+    except (IsADirectoryError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a CSV file in UTF-8") from error
     return facts
 
 

@@ -255,9 +255,6 @@ def _with_uncertainty(scenario: Scenario, inputs: Inputs, facts: FactSet) -> Inp
         item = inputs.require(wish.key)
         if not wish.low <= wish.high:
             raise ConfigError(f"uncertain {wish.key}: low {wish.low:g} is above {wish.high:g}")
-        check_range(wish.key, np.array([wish.low, wish.high]))
-        if wish.distribution is Distribution.LOG_UNIFORM and wish.low <= 0:
-            raise ConfigError(f"uncertain {wish.key}: a loguniform range must start above 0")
         if wish.key == "data.growth":
             _check_growth(wish.high, inputs.ranges["data.size"].value, scenario.horizon_years)
         ranges[wish.key] = InputRange(
@@ -268,6 +265,10 @@ def _with_uncertainty(scenario: Scenario, inputs: Inputs, facts: FactSet) -> Inp
             distribution=wish.distribution,
             fact=item.fact,
         )
+    for item in ranges.values():
+        check_range(item.key, np.array([item.low, item.high]))
+        if item.distribution is Distribution.LOG_UNIFORM and item.low <= 0 < item.high:
+            raise ConfigError(f"{item.key}: a loguniform range must start above 0")
     for correlation in scenario.correlations:
         for key in correlation.keys:
             group = key.partition(".")[0]

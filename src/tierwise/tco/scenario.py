@@ -25,6 +25,7 @@ PRESETS_FOLDER = Path(__file__).parent / "presets"
 DEFAULT_PRESET = "modern-2026"
 MAX_HORIZON_YEARS = 300
 MAX_SHOCK = 1e6
+MAX_BYTES = 10**24  # whole units can still be counted exactly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +304,10 @@ def logical_tb(data: DataSpec) -> tuple[float, float]:
         MissingFileError, DataError: The inventory is absent or malformed.
     """
     if not data.inventory:
-        return parse_size(data.size) / 1e12, data.num_objects
+        num_bytes = parse_size(data.size)
+        if num_bytes > MAX_BYTES:
+            raise ConfigError(f"data.size is above {MAX_BYTES:g} bytes")
+        return num_bytes / 1e12, data.num_objects
     inventory = read_inventory(Path(data.inventory))
     return inventory.logical_bytes / 1e12, float(inventory.num_files)
 
@@ -329,12 +333,14 @@ def read_inventory(path: Path) -> Inventory:
         raise MissingFileError(f"no inventory {path}") from error
     except IsADirectoryError as error:
         raise DataError(f"{path} is a folder, not an inventory") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}") from error
     values = {}
     for key in ("logical_bytes", "num_files"):
         value = tree.get(key) if isinstance(tree, dict) else None
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise DataError(f"{path} has no whole number {key}")
+        if value > MAX_BYTES:
+            raise DataError(f"{path}: {key} is above {MAX_BYTES:g}")
         values[key] = value
     return Inventory(**values)
