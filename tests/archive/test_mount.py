@@ -128,6 +128,31 @@ def test_refused_recalls_give_the_head_and_no_more(root: Path, mountpoint: Path)
         assert os.getxattr(path, "user.tierwise.state") == b"offline"
 
 
+@pytest.mark.parametrize("refuse_offline", [False, True])
+def test_policy_refuses_openings_that_would_need_a_disc(
+    root: Path, mountpoint: Path, refuse_offline: bool
+) -> None:
+    factory = partial(mountable, root, wait_for_discs=False, refuse_offline=refuse_offline)
+    with mounted_process(factory, mountpoint) as mount:
+        path, empty = mount.path / "f", mount.path / "empty"
+        path.write_bytes(b"x" * 100_000)
+        empty.touch()
+        put_away(root)
+        with pytest.raises(PermissionError):
+            path.open("r+b")
+        if refuse_offline:
+            with pytest.raises(PermissionError):
+                path.open("rb")
+        else:
+            with path.open("rb", buffering=0) as stream:
+                assert stream.read(1000) == b"x" * 1000
+        assert path.stat().st_size == 100_000
+        assert os.getxattr(path, "user.tierwise.state") == b"offline"
+        assert empty.read_bytes() == b""
+        path.write_bytes(b"new")  # all of the old bytes go: no disc is needed
+        assert path.read_bytes() == b"new"
+
+
 def test_offline_files_are_not_mistaken_for_holes(root: Path, mountpoint: Path) -> None:
     with mounted_process(partial(mountable, root), mountpoint) as mount:
         path = mount.path / "f"

@@ -84,6 +84,7 @@ class ArchiveFileSystem(Operations):
         self._pause = pause
         self._waited: set[int] = set()  # handles whose next write has done its waiting
         self.on_destroy: Callable[[], None] = lambda: None
+        self.refuse_offline = False  # callers that may not recall may not even open
         self._mounted = False
         self._next_handle = 1
 
@@ -295,9 +296,25 @@ class ArchiveFileSystem(Operations):
         """Open a file, beginning a new version when a sealed one is to be written."""
         truncate = bool(flags & os.O_TRUNC)
         write = flags & os.O_ACCMODE != os.O_RDONLY
+        if not truncate:
+            self._check_recall(inode, caller, write=write)
         if write or truncate:
             self._room.take(0)
         return self._opened(self.contents.acquire(inode, write=write, truncate=truncate))
+
+    def _check_recall(self, ino: int, caller: Caller, *, write: bool) -> None:
+        """Refuse an opening that would need a disc, where policy says so: EACCES."""
+        if self._may_recall(caller) or not (write or self.refuse_offline):
+            return
+        content = self.contents.get(ino)
+        if content is not None and content.fd is not None:
+            return
+        resident = self._catalogue.value(
+            "SELECT v.resident OR v.size = 0 FROM inodes i JOIN versions v"
+            " ON v.version = i.version WHERE i.ino = ?", ino,
+        )  # fmt: skip
+        if resident == 0:
+            fail(errno.EACCES)
 
     def _opened(self, content: Content) -> Opened:
         handle, self._next_handle = self._next_handle, self._next_handle + 1

@@ -518,6 +518,7 @@ def mountable(
     root: Path,
     *,
     wait_for_discs: bool = True,
+    refuse_offline: bool = False,
     refuse_uids: Collection[int] = (),
     refuse_programs: Collection[str] = (),
 ) -> ArchiveFileSystem:
@@ -526,6 +527,8 @@ def mountable(
     Args:
         root: The archive's folder.
         wait_for_discs: Whether a read may wait for a disc; otherwise it gets EACCES beyond the
+            forepart.
+        refuse_offline: Whether those who may not wait are refused the opening itself, also of the
             forepart.
         refuse_uids: Users whose reads may not.
         refuse_programs: Names of programs (as in /proc/PID/comm) whose reads may not: indexers,
@@ -541,6 +544,7 @@ def mountable(
     archive.may_recall = may_recall
     fs = archive.fs
     fs.on_destroy = archive.let_go
+    fs.refuse_offline = refuse_offline
     return fs
 
 

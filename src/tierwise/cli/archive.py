@@ -91,10 +91,10 @@ def init(  # noqa: PLR0917 - click gives them by name
 @click.argument("mountpoint", type=click.Path(path_type=Path))
 @click.option(
     "--recall",
-    type=click.Choice(["wait", "refuse"]),
+    type=click.Choice(["wait", "forepart", "refuse"]),
     default="wait",
     show_default=True,
-    help="What a read does when its bytes are only on disc.",
+    help="What becomes of files whose bytes are only on disc: wait; their head; no opening.",
 )
 @click.option("--refuse-uid", type=int, multiple=True, help="Users whose reads wait for no disc.")
 @click.option("--refuse-program", multiple=True, help="Programs whose reads wait for no disc.")
@@ -116,6 +116,7 @@ def mount(
     fs = mountable(
         root,
         wait_for_discs=recall == "wait",
+        refuse_offline=recall == "refuse",
         refuse_uids=refuse_uid,
         refuse_programs=refuse_program,
     )
