@@ -1,0 +1,252 @@
+"""What scoring costs, and what its shortcuts save, on the tiny model that ships.
+
+Four questions: adaptive PISM against two full grids of K = 100 (answers, seconds, strata); masked
+questions asked in batches against one by one; attention balance by streaming against keeping every
+map (`output_attentions=True`), in time and in memory; answers a second of a real local HTTP server
+against the number of requests in flight. The adaptive rule was tuned on other samples and seeds.
+Run it as `python bench/curriculum.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from harness import Row, ratio_row, row_of, time_in_turn, write_results
+from tierwise.curriculum.cmab import measure_balance, text_config
+from tierwise.curriculum.masks import mask_picture
+from tierwise.curriculum.models import LocalModel, Prompts, key_seed
+from tierwise.curriculum.probes import Request, Sampling
+from tierwise.curriculum.samples import Sample, load_image, read_samples
+from tierwise.curriculum.scores import Score
+from tierwise.curriculum.scoring import ScoreConfig, score
+from tierwise.curriculum.server import ServerPool
+from tierwise.curriculum.tiny.build import tiny_model_path
+from tierwise.curriculum.tiny.tasks import write_dataset
+
+NUM_SAMPLES, DATA_SEED = 32, 23
+GRID_SEEDS, ADAPTIVE_SEEDS = (301, 302), (303, 304)
+DECIDING = tuple(range(0, 700, 100))  # shares beyond cannot change a stratum
+SERVER_PAUSE_S = 0.02  # a stand-in for a remote server's latency
+SAMPLING = Sampling(batch_size=256, max_new_tokens=8)
+
+
+def main() -> None:
+    """Measure all four, print the rows, and write the result file."""
+    model = LocalModel.load(tiny_model_path())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        listing = write_dataset(folder / "data", NUM_SAMPLES, DATA_SEED, "held_out")
+        samples = read_samples(listing).samples
+        rows = [
+            *batching(model, samples[:32]),
+            *attention(model, samples[:16]),
+            *serving(samples[:32]),
+            *adaptive(model, samples, folder),
+        ]
+    config = {
+        "samples": NUM_SAMPLES,
+        "data_seed": DATA_SEED,
+        "grid_attempts": 100,
+        "grid_seeds": GRID_SEEDS,
+        "adaptive_seeds": ADAPTIVE_SEEDS,
+        "server_pause_s": SERVER_PAUSE_S,
+    }
+    print(write_results("curriculum", rows, config=config, packages=("torch", "transformers")))
+
+
+def adaptive(model: LocalModel, samples: Sequence[Sample], folder: Path) -> list[Row]:
+    """Return answers, seconds and agreement of the adaptive mode, the grid of K = 100 beside it."""
+    plain = ScoreConfig(blind=False, cmab=False, sampling=SAMPLING, permilles=DECIDING)
+    grid = replace(plain, num_attempts=100)
+    seconds: dict[str, list[float]] = {"grid": [], "adaptive": []}
+
+    def run(config: ScoreConfig, seed: int, kind: str) -> tuple[Score, ...]:
+        start = time.process_time()
+        found = score(samples, model, config=config, folder=folder / f"{kind}{seed}", seed=seed)
+        seconds[kind].append((time.process_time() - start) / len(samples))
+        return found.rows
+
+    first, second = (run(grid, seed, "grid") for seed in GRID_SEEDS)
+    quick = [run(replace(plain, mode="adaptive"), seed, "adaptive") for seed in ADAPTIVE_SEEDS]
+    small = score(
+        samples, model, config=plain, folder=folder / f"grid{GRID_SEEDS[0]}", seed=GRID_SEEDS[0]
+    ).rows
+    agreed = [
+        place
+        for place, (one, other) in enumerate(zip(first, second, strict=True))
+        if one.pism_stratum is other.pism_stratum
+    ]
+
+    def same(rows: Sequence[Score]) -> float:
+        hits = [rows[place].pism_stratum is first[place].pism_stratum for place in agreed]
+        return float(np.mean(hits))
+
+    answers = [float(np.mean([row.num_attempts - 1 for row in rows])) for rows in quick]
+    note = f"{len(agreed)} of {len(samples)} samples on which two grids of K = 100 agree"
+    return [
+        row_of("adaptive: answers a sample", answers, unit="answers"),
+        row_of("adaptive / full grid of K = 100: answers", [n / 1000 for n in answers],
+               unit="ratio", note="the full grid has 1,000 answers a sample"),
+        row_of("adaptive: CPU seconds a sample", seconds["adaptive"], unit="s"),
+        row_of("K = 100 at the seven deciding shares: CPU seconds a sample", seconds["grid"],
+               unit="s", note="700 of the full grid's 1,000 answers"),
+        row_of("adaptive: same stratum", [same(rows) for rows in quick], unit="share", note=note),
+        row_of("grid of K = 10: same stratum", [same(small)], unit="share",
+               note=note + "; its answers are part of the first one's"),
+    ]  # fmt: skip
+
+
+def batching(model: LocalModel, samples: Sequence[Sample]) -> list[Row]:
+    """Return masked questions answered in one batch against one by one."""
+    pixels = [np.asarray(load_image(sample.images[0])) for sample in samples]
+
+    def ask(places: Sequence[int]) -> None:
+        images = [
+            [Image.fromarray(mask_picture(pixels[place], permille=500, seed=place))]
+            for place in places
+        ]
+        prompts = model.encode([samples[place] for place in places], images)
+        model.generate(
+            prompts, seeds=list(places), temperature=0.7, max_new_tokens=SAMPLING.max_new_tokens
+        )
+
+    def ask_in_turn() -> None:
+        for place in range(len(samples)):
+            ask([place])
+
+    seconds = time_in_turn(
+        {"batch": lambda: ask(range(len(samples))), "alone": ask_in_turn}, num_runs=5
+    )
+    name = f"{len(samples)} masked questions"
+    return [
+        row_of(f"{name}, one batch", seconds["batch"], unit="s"),
+        row_of(f"{name}, one by one", seconds["alone"], unit="s"),
+        ratio_row(f"{name}: one by one / one batch", seconds["alone"], seconds["batch"]),
+    ]
+
+
+def attention(model: LocalModel, samples: Sequence[Sample]) -> list[Row]:
+    """Return streaming attention balance against keeping every attention map."""
+    images = [[load_image(sample.images[0])] for sample in samples]
+    prompts = model.encode(samples, images)
+    seeds = [key_seed("bench", number) for number in range(len(samples))]
+    done = model.generate(prompts, seeds=seeds, temperature=0.0, max_new_tokens=8)
+    whole = _with_answers(prompts, done.token_ids_BT)
+
+    def stream() -> None:
+        measure_balance(model, samples, prompts, done)
+
+    def keep() -> None:
+        _attention_maps(model, whole)
+
+    seconds = time_in_turn({"stream": stream, "keep": keep}, num_runs=7)
+    maps = _attention_maps(model, whole)
+    kept_bytes = sum(one.numel() * one.element_size() for one in maps)
+    layers = text_config(model).num_hidden_layers
+    batch, _, _, length = maps[0].shape
+    sums_bytes = layers * batch * done.token_ids_BT.shape[1] * 4 * 4
+    shape = f"{layers} layers, {batch} rows, {length} tokens"
+    return [
+        row_of("attention balance, streamed", seconds["stream"], unit="s", note=shape),
+        row_of("attention maps, output_attentions=True", seconds["keep"], unit="s", note=shape),
+        ratio_row("attention: maps / streamed, time", seconds["keep"], seconds["stream"],
+                  "the time of maps is without the sums taken from them"),
+        row_of("attention kept over the pass, streamed", [sums_bytes / 1024], unit="KiB",
+               note="four float32 sums a layer, row and token; one chunk of at most 16 MiB passes"),
+        row_of("attention kept over the pass, maps", [kept_bytes / 1024], unit="KiB"),
+        row_of("attention: maps / streamed, kept memory", [kept_bytes / sums_bytes], unit="ratio"),
+    ]  # fmt: skip
+
+
+def _with_answers(prompts: Prompts, answer_BT: torch.Tensor) -> dict[str, torch.Tensor]:
+    inputs = dict(prompts.inputs)
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], answer_BT[:, :-1]], dim=1)
+    ones_BT = torch.ones_like(answer_BT[:, :-1])
+    inputs["attention_mask"] = torch.cat([inputs["attention_mask"], ones_BT], dim=1)
+    return inputs
+
+
+@torch.no_grad()
+def _attention_maps(model: LocalModel, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return every layer's attention map; eager attention is needed for that."""
+    before = text_config(model)._attn_implementation
+    model.model.set_attn_implementation("eager")
+    try:
+        return list(model.model(**inputs, use_cache=False, output_attentions=True).attentions)
+    finally:
+        model.model.set_attn_implementation(before)
+
+
+class _Fixed(BaseHTTPRequestHandler):
+    """A server that answers after a fixed pause, so that only our side is measured."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        time.sleep(SERVER_PAUSE_S)
+        row = {"model": "fixed", "choices": [{"message": {"content": "3"}}]}
+        payload = json.dumps(row).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep quiet."""
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Fixed)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def serving(samples: Sequence[Sample]) -> list[Row]:
+    """Return answers a second against requests in flight, of a server with a fixed latency."""
+    requests = [
+        Request(sample=sample, images=(load_image(sample.images[0]),), seed=number)
+        for number, sample in enumerate(samples)
+    ]
+    with _server() as url:
+
+        def ask(flight: int) -> Callable[[], object]:
+            pool = ServerPool(endpoints=(url,), model="fixed", per_endpoint=flight)
+            return lambda: pool.answer(requests, temperature=0.7, max_new_tokens=8)
+
+        flights = (1, 2, 4, 8, 16)
+        seconds: dict[str, Any] = time_in_turn({str(n): ask(n) for n in flights}, num_runs=5)
+    note = f"a server that takes {1000 * SERVER_PAUSE_S:.0f} ms an answer, {len(samples)} requests"
+    rows = [
+        row_of(
+            f"server, {flight} in flight",
+            [len(samples) / one for one in seconds[str(flight)]],
+            unit="answers/s",
+            note=note,
+        )
+        for flight in flights
+    ]
+    ratio = ratio_row("server: 1 in flight / 16 in flight", seconds["1"], seconds["16"], note)
+    return [*rows, ratio]
+
+
+if __name__ == "__main__":
+    main()
