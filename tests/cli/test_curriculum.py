@@ -46,6 +46,24 @@ def test_score_select_report(
     assert (page / "report.html").is_file()
 
 
+def test_an_interrupted_score_says_how_to_go_on(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tierwise.curriculum.models import LocalModel
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    out = str(tmp_path / "scores")
+    score = ["curriculum", "score", str(data), "--model", "tiny", "--out", out, *QUICK]
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalModel, "generate", stop)
+        assert run(score) == 130
+    said = capsys.readouterr().err.splitlines()[-2:]
+    assert said == ["tierwise: interrupted", "  run it again with --resume to go on"]
+    assert run([*score, "--resume"]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tierwise.cli.curriculum_train import evaluate, study, train
-from tierwise.cli.options import debug_option, json_option, print_result
+from tierwise.cli.options import InterruptedVerb, debug_option, json_option, print_result
 
 if TYPE_CHECKING:
     from tierwise.curriculum.models import LocalModel
@@ -90,14 +90,18 @@ def score(
     from tierwise.curriculum.scores import SCORES_NAME
     from tierwise.curriculum.scoring import score as run
 
-    found = run(
-        samples,
-        _answerer(model, servers),
-        config=settings,
-        folder=out,
-        seed=seed,
-        progress=choose_progress(as_json=as_json),
-    )
+    answerer = _answerer(model, servers)
+    try:
+        found = run(
+            samples,
+            answerer,
+            config=settings,
+            folder=out,
+            seed=seed,
+            progress=choose_progress(as_json=as_json),
+        )
+    except KeyboardInterrupt as error:
+        raise InterruptedVerb("run it again with --resume to go on") from error
     write_whole(out / _CONFIG_NAME, dump_config(settings))
     from tierwise.curriculum.pism import Stratum, strata_counts
 

@@ -11,6 +11,14 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class InterruptedVerb(click.Abort):
+    """A Ctrl-C with its own word on how to go on, where the same command would not."""
+
+    def __init__(self, hint: str) -> None:
+        super().__init__()
+        self.hint = hint
+
+
 def json_option(function: F) -> F:
     """Add `--json`: the result as one JSON object on standard output, progress as JSON lines."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")(
