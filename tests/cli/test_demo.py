@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,25 @@ def test_the_same_seed_gives_the_same_numbers_with_and_without_a_mount(
     for rows in (here, there):
         for row in rows:
             row.pop("written_through", None)
+    assert here == there
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
+def test_a_mount_refused_when_tried_becomes_library_calls(finished: Path, tmp_path: Path) -> None:
+    """Root in a user namespace of its own has the capability, but not over these mounts."""
+    namespace = ["unshare", "--user", "--map-root-user"]
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no user namespaces here")
+    command = [sys.executable, "-m", "tierwise", "demo", "--seed", "1", "--out", tmp_path / "b"]
+    done = subprocess.run(
+        [*namespace, *command, *SETTINGS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not mounted, called as a library: the kernel refuses" in done.stderr
+    here, there = numbers(finished), numbers(tmp_path / "b")
+    for row in (*here, *there):
+        row.pop("written_through", None)
     assert here == there
 
 

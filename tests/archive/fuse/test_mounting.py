@@ -45,6 +45,21 @@ serve(Loud(Path(sys.argv[1])), sys.argv[2], on_ready=lambda: print("ready", flus
 print("ended", flush=True)
 """
 
+TRY = """
+import sys
+from functools import partial
+from tierwise.archive.fuse import mounted_process
+from tierwise.archive.fuse.mirror import Mirror
+from tierwise.core.errors import AccessError
+
+if __name__ == "__main__":
+    try:
+        with mounted_process(partial(Mirror, sys.argv[1]), sys.argv[2]):
+            pass
+    except AccessError as error:
+        print(error.message)
+"""
+
 
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
@@ -226,6 +241,20 @@ def test_a_process_that_cannot_make_its_file_system_says_why(places: tuple[Path,
     factory = partial(Mirror, path / "none")
     with pytest.raises(StateError, match="ended before"), mounted_process(factory, path):
         pass
+    assert not is_mounted(path)
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
+def test_a_mount_the_kernel_refuses_is_said_as_such(places: tuple[Path, Path]) -> None:
+    """Root in a user namespace of its own has the capability, but not over these mounts."""
+    source, path = places
+    script = source / "try.py"
+    script.write_text(TRY)
+    command = ["unshare", "--user", "--map-root-user", sys.executable, script, source, path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr:
+        pytest.skip(f"no user namespaces here: {done.stderr}")
+    assert done.stdout.startswith("the kernel refuses to mount"), done
     assert not is_mounted(path)
 
 

@@ -152,7 +152,8 @@ def mounted_process(
     finally:
         ours.close()
         if process.is_alive():
-            _leave(path)
+            with contextlib.suppress(AccessError):  # what stays mounted is found again below
+                _leave(path)
         process.join(_BUSY_PATIENCE_S)
         busy = process.is_alive()
         _end(process)

@@ -21,7 +21,7 @@ from tierwise.archive.fuse import can_mount, clear_stale_mount, mounted_process
 from tierwise.archive.vault import Archive, mountable
 from tierwise.cli.demo.settings import ArchiveSettings, DemoSettings
 from tierwise.cli.steps import StepContext
-from tierwise.core.errors import IntegrityError
+from tierwise.core.errors import AccessError, IntegrityError
 from tierwise.core.records import hash_file, write_whole
 from tierwise.core.report import Figure, Section, Table, Text
 from tierwise.core.units import format_size, parse_size
@@ -36,8 +36,7 @@ def run_keep(context: StepContext, settings: DemoSettings) -> None:
     hashes = {name: hash_file(path) for name, path in sources.items()}
     write_whole(context.folder / "hashes.json", json.dumps(hashes, indent=1) + "\n")
     root = _new_archive(context.folder, settings)
-    reason = can_mount() if settings.archive.use_mount else "the settings say so"
-    _write_all(context, root, sources, mounted=reason is None)
+    reason = _fill(context, root, sources, settings.archive)
     with Archive.open(root, write=False) as archive:
         archive.seal(partial=True, progress=context.progress)
         archive.burn(partial=True, progress=context.progress)
@@ -112,6 +111,23 @@ def _mount(folder: Path, root: Path) -> Iterator[Path]:
         yield mount.path
 
 
+def _fill(
+    context: StepContext, root: Path, sources: dict[str, Path], settings: ArchiveSettings
+) -> str | None:
+    """Write every file through a mount, or say why not and write it through the library."""
+    reason = can_mount() if settings.use_mount else "the settings say so"
+    if reason is None:
+        try:
+            _write_all(context, root, sources, mounted=True)
+        except AccessError as error:  # a container may refuse only when it is tried
+            reason = error.message
+        else:
+            return None
+    context.progress.note(f"      not mounted, called as a library: {reason}")
+    _write_all(context, root, sources, mounted=False)
+    return reason
+
+
 def _write_all(
     context: StepContext, root: Path, sources: dict[str, Path], *, mounted: bool
 ) -> None:
@@ -169,8 +185,9 @@ def keep_section(context: StepContext) -> Section:
         for kind in ("svg", "csv", "txt")
     )
     done = [event for event in context.record.events() if event["event"] == "archive.read_back"][-1]
+    why_not = done["timing"]["why_no_mount"]
     rows = (
-        ("written through", done["written_through"]),
+        ("written through", " - ".join(filter(None, (done["written_through"], why_not)))),
         ("files", f"{done['num_files']} of {format_size(done['logical_bytes'])} in all"),
         (
             "discs",
