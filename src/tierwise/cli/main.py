@@ -28,6 +28,7 @@ from tierwise.core.errors import (
     MissingFileError,
     StorageFullError,
     TierwiseError,
+    UsageError,
 )
 
 # name -> (module, attribute, help); the help stands here so that --help imports nothing
@@ -130,6 +131,10 @@ def _known(error: Exception) -> TierwiseError | None:
     place = f" {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFullError(f"no space left{place}")
+    if error.errno == errno.EROFS:
+        return AccessError(f"a read-only file system:{place}")
+    if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
+        return UsageError(f"{(error.strerror or str(error)).lower()}:{place}")
     if isinstance(error, PermissionError):
         return AccessError(f"not permitted:{place or ' ' + str(error)}")
     if isinstance(error, FileNotFoundError):
