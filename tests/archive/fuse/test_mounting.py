@@ -250,7 +250,13 @@ def test_a_mount_the_kernel_refuses_is_said_as_such(places: tuple[Path, Path]) -
     source, path = places
     script = source / "try.py"
     script.write_text(TRY)
-    command = ["unshare", "--user", "--map-root-user", sys.executable, script, source, path]
+    command = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        sys.executable,
+        *map(str, (script, source, path)),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "unshare" in done.stderr:
         pytest.skip(f"no user namespaces here: {done.stderr}")
@@ -294,7 +300,9 @@ if __name__ == "__main__":
 """
     script = source / "parent.py"
     script.write_text(parent)
-    done = subprocess.run([sys.executable, script, source, path], check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, *map(str, (script, source, path))], check=False, timeout=60
+    )
     assert done.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 20
     while is_mounted(path) and time.monotonic() < deadline:
