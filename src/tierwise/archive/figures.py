@@ -62,7 +62,10 @@ def _folder(path: str) -> str:
 def _caption(discs: list[tuple[object, ...]], num_files: int) -> str:
     parity = sum(1 for row in discs if row[2] == "parity")
     lost = [str(row[1]) for row in discs if row[6] == "lost"]
-    text = f"{num_files} files on {len(discs) - parity} data discs, with {parity} discs of parity"
+    text = (
+        f"{num_files} files and parts of split files on {len(discs) - parity} data discs, "
+        f"with {parity} discs of parity"
+    )
     if lost:
         text += f"; lost: {', '.join(lost)}"
     if len(discs) > _MAX_DISCS:

@@ -77,9 +77,10 @@ def _summary(
 
 
 def _change(found: Difference) -> tuple[str, str]:
-    interval = f"{found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]: {found.verdict}"
+    change, low, high = (100 * x for x in (found.difference, found.low, found.high))
+    interval = f"{change:+.1f} points [{low:+.1f}, {high:+.1f}]: {found.verdict}"
     label = f"{found.decoding.value} accuracy, {found.num_samples} held-out questions; {interval}"
-    return label, f"{found.before:.3f} -> {found.after:.3f}"
+    return label, f"{100 * found.before:.1f} % -> {100 * found.after:.1f} %"
 
 
 def _claims(events: dict[str, Any], settings: DemoSettings) -> Section:
