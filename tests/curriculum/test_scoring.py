@@ -15,6 +15,7 @@ from PIL import Image
 
 from tierwise.core.config import dump_config, parse_config
 from tierwise.core.errors import ConfigError, DataError, MissingFileError, UsageError
+from tierwise.curriculum.adaptive import Adaptive
 from tierwise.curriculum.attempts import LOG_NAME, Attempt, AttemptLog
 from tierwise.curriculum.masks import MaskKind, draw_mask
 from tierwise.curriculum.models import LocalModel
@@ -23,7 +24,7 @@ from tierwise.curriculum.probes import Masking, Reply, Request, Sampling, mask_s
 from tierwise.curriculum.samples import Sample, SampleSet, read_samples
 from tierwise.curriculum.scores import SCORES_NAME, Scores, read_scores
 from tierwise.curriculum.scoring import ScoreConfig, score
-from tierwise.curriculum.tiny import build
+from tierwise.curriculum.tiny import build, tasks
 
 QUICK = ScoreConfig(
     num_attempts=2,
@@ -238,6 +239,49 @@ def _num_rows(folder: Path) -> int:
         return 0
     with AttemptLog(folder / LOG_NAME) as log:
         return int(log.totals()["attempts"])
+
+
+THOUSAND = ScoreConfig(num_attempts=1, sampling=Sampling(batch_size=256, max_new_tokens=8))
+
+
+def _score_in_both_modes(data: Path, folder: Path) -> tuple[Scores, Scores]:
+    samples, model = read_samples(data), LocalModel.load(build.tiny_model_path())
+    quick = replace(THOUSAND, mode="adaptive", adaptive=Adaptive(budget=10))
+    grid, adaptive = (
+        score(samples, model, config=config, folder=folder, seed=1) for config in (THOUSAND, quick)
+    )
+    return grid, adaptive
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_thousand_samples_killed_at_a_random_moment_and_resumed(tmp_path: Path) -> None:
+    data = tasks.write_dataset(tmp_path / "data", num_samples=1000, seed=6, split="held_out")
+    whole = _score_in_both_modes(data, tmp_path / "whole")
+    total = _num_rows(tmp_path / "whole")
+    assert total >= 1000 * (10 + 1 + 1 + 1)  # grid, grey, blind, greedy; adaptive adds its own
+    enough = int(np.random.default_rng().integers(1, total - 1000))
+    process = multiprocessing.get_context("spawn").Process(
+        target=_score_in_both_modes, args=(data, tmp_path / "killed"), daemon=True
+    )
+    process.start()
+    while process.is_alive() and _num_rows(tmp_path / "killed") < enough:
+        time.sleep(0.2)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    kept = _num_rows(tmp_path / "killed")
+    assert 0 < kept < total
+    resumed = _score_in_both_modes(data, tmp_path / "killed")
+    assert all(same(first, second) for first, second in zip(whole, resumed, strict=True))
+    assert len(resumed[0].rows) == 1000
+    for row in resumed[0].rows:
+        assert row.pass_rate is not None
+        assert row.blind_rate is not None
+        ratios = (row.cmab_sum, row.cmab_mean, row.cmab_sink_masked, row.cmab_question_only)
+        assert all(ratio is not None and ratio > 0 for ratio in ratios)
+    assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "killed")
 
 
 @pytest.mark.slow
