@@ -104,7 +104,8 @@ def test_a_mount_refused_when_tried_becomes_library_calls(finished: Path, tmp_pa
     namespace = ["unshare", "--user", "--map-root-user"]
     if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no user namespaces here")
-    command = [sys.executable, "-m", "tierwise", "demo", "--seed", "1", "--out", tmp_path / "b"]
+    out = str(tmp_path / "b")
+    command = [sys.executable, "-m", "tierwise", "demo", "--seed", "1", "--out", out]
     done = subprocess.run(
         [*namespace, *command, *SETTINGS], capture_output=True, text=True, check=False
     )

@@ -165,7 +165,7 @@ def _html_block(block: Block) -> str:
             caption = html.escape(block.caption)
             wide = ' class="many"' if len(block.header) > 2 else ""
             return (
-                f'<div class="wide"><table{wide}><caption>{caption}</caption>'
+                f'<p class="caption">{caption}</p><div class="wide"><table{wide}>'
                 f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
             )
         case Figure():
