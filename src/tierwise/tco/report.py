@@ -76,8 +76,14 @@ def cost_table(comparison: Comparison) -> Table:
             row.append(percent(spread.p_cheapest[item.name]))
         row += [tonnes(item), f"1-{len(item.ledger.rows)}"]
         rows.append(tuple(row))
+    caption = f"Cost of each strategy in {year} dollars, cheapest first"
+    if spread is not None:
+        caption += (
+            ". Paid-up, cash and TB-year take every fact at its value; p5, p50 and p95 draw each "
+            "from its range, so where ranges reach further to the dear side, p50 lies above"
+        )
     return Table(
-        caption=f"Cost of each strategy in {year} dollars, cheapest first",
+        caption=caption,
         header=tuple(header),
         rows=tuple(rows),
     )
