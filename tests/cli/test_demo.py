@@ -150,7 +150,10 @@ def run_and_kill(folder: Path, when: str, number: int) -> None:
         pytest.param("2-offload/plain", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("3-archive/mount", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("3-archive/vault/library", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("2-offload/examined-before.jsonl", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("4-tco", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("4-tco", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("5-report", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("5-report", signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )
