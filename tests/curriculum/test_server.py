@@ -38,9 +38,16 @@ class Conversation(BaseHTTPRequestHandler):
             self.server.now += 1
             self.server.most = max(self.server.most, self.server.now)
             self.server.bodies.append(body)
+        self.counted = True
         try:
             self.server.behave(self, body)
         finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Stop counting this request: once, and before its answer lets the next one come."""
+        if self.counted:
+            self.counted = False
             with self.server.lock:
                 self.server.now -= 1
 
@@ -53,6 +60,7 @@ class Conversation(BaseHTTPRequestHandler):
         self.raw(json.dumps(row).encode(), status=status)
 
     def raw(self, payload: bytes, *, status: int = 200, length: int | None = None) -> None:
+        self.leave()
         self.send_response(status)
         self.send_header("Content-Length", str(len(payload) if length is None else length))
         self.end_headers()
