@@ -12,6 +12,7 @@ from pyarrow import parquet
 from tierwise.core.errors import DataError, MissingFileError, UsageError
 from tierwise.curriculum.layouts import Layout, layout_of, read_any, write_any
 from tierwise.curriculum.samples import Sample, SampleSet
+from tierwise.curriculum.stored import file_of
 
 
 def name_for(layout: Layout) -> str:
@@ -37,8 +38,8 @@ def test_what_is_written_in_a_layout_is_read_back(
         bare = other.question.replace("<image>", "", 2) if one.id == "both" else other.question
         assert (other.id, other.answer, other.task) == (one.id, one.answer, one.task)
         assert bare.removeprefix("<image>") == one.question.removeprefix("<image>")
-        assert [image.resolve() for image in other.images] == [
-            image.resolve() for image in one.images
+        assert [file_of(image, path).resolve() for image in other.images] == [
+            file_of(image, path).resolve() for image in one.images
         ]
 
 

@@ -89,7 +89,7 @@ def test_an_arm_is_written_as_data_that_is_read_again(
     assert [(one.id, one.question, one.answer) for one in again] == [
         (one.id, one.question, one.answer) for one in chosen.samples
     ]
-    assert all(one.images[0].is_file() for one in again)
+    assert all(Path(str(one.images[0])).is_file() for one in again)
     nothing = replace(chosen, samples=(), scores=())
     with pytest.raises(UsageError, match="is empty"):
         write_selection(nothing, tmp_path / "none.jsonl")

@@ -22,6 +22,12 @@ _ARMS = (
     "random-hard",
 )  # fmt: skip
 _CONFIG_NAME = "config.toml"
+_question_option = click.option(
+    "--question",
+    default="",
+    metavar="TEXT",
+    help="What is asked in rows without a question, such as pictures in folders named by label.",
+)
 
 
 @click.group()
@@ -55,6 +61,7 @@ group.add_command(study)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting.")
 @click.option("--seed", default=0, show_default=True, help="Of every mask and token.")
 @click.option("--resume", is_flag=True, help="Go on with the attempts already in the folder.")
+@_question_option
 @click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
 @json_option
 @debug_option
@@ -68,6 +75,7 @@ def score(
     overrides: tuple[str, ...],
     seed: int,
     resume: bool,
+    question: str,
     skip_bad: bool,
     as_json: bool,
 ) -> None:
@@ -82,7 +90,7 @@ def score(
     from tierwise.curriculum.attempts import LOG_NAME
 
     settings = _settings(config, overrides)
-    samples = _read(data, skip_bad=skip_bad)
+    samples = _read(data, question=question, skip_bad=skip_bad)
     if (out / LOG_NAME).exists() and not resume:
         raise StateError(
             f"{out} holds attempts already", hint="add --resume to go on, or choose another --out"
@@ -140,6 +148,7 @@ def score(
     help="Whose trainer is to read it.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
+@_question_option
 @click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
 @json_option
 @debug_option
@@ -152,6 +161,7 @@ def select(
     seed: int,
     layout: str,
     out: Path,
+    question: str,
     skip_bad: bool,
     as_json: bool,
 ) -> None:
@@ -163,7 +173,7 @@ def select(
     from tierwise.curriculum.select import Arm, write_selection
     from tierwise.curriculum.select import select as choose
 
-    samples = _read(data, skip_bad=skip_bad)
+    samples = _read(data, question=question, skip_bad=skip_bad)
     chosen = choose(
         samples.samples,
         read_scores(folder / SCORES_NAME),
@@ -186,10 +196,13 @@ def select(
     "--scores", "folder", required=True, type=click.Path(path_type=Path), help="Scored folder."
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Report folder.")
+@_question_option
 @click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
 @json_option
 @debug_option
-def report(*, data: Path, folder: Path, out: Path, skip_bad: bool, as_json: bool) -> None:
+def report(
+    *, data: Path, folder: Path, out: Path, question: str, skip_bad: bool, as_json: bool
+) -> None:
     """Write report.html about a scored DATA: strata, curves, pictures at their lambda*, cost."""
     from tierwise.core.extras import require_extra
 
@@ -202,7 +215,7 @@ def report(*, data: Path, folder: Path, out: Path, skip_bad: bool, as_json: bool
     from tierwise.curriculum.figures import report_section
     from tierwise.curriculum.scores import SCORES_NAME, read_scores
 
-    samples = _read(data, skip_bad=skip_bad)
+    samples = _read(data, question=question, skip_bad=skip_bad)
     scores = read_scores(folder / SCORES_NAME)
     config = folder / _CONFIG_NAME
     settings = _settings(config if config.exists() else None, ())
@@ -236,11 +249,19 @@ def report(*, data: Path, folder: Path, out: Path, skip_bad: bool, as_json: bool
 )
 @click.option("--trl", is_flag=True, help="The callable takes and returns lists, as TRL's do.")
 @click.option("--seed", default=0, show_default=True, help="Of the answers chosen, near misses.")
+@_question_option
 @click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
 @json_option
 @debug_option
 def audit_reward(
-    *, data: Path, reward: str, trl: bool, seed: int, skip_bad: bool, as_json: bool
+    *,
+    data: Path,
+    reward: str,
+    trl: bool,
+    seed: int,
+    question: str,
+    skip_bad: bool,
+    as_json: bool,
 ) -> None:
     """Say by class what a reward gets wrong on the answers of DATA; exit 0 either way."""
     from tierwise.core.extras import require_extra
@@ -249,7 +270,7 @@ def audit_reward(
     from tierwise.curriculum.audit import audit_reward as audit
     from tierwise.curriculum.audit import from_trl, load_reward
 
-    samples = _read(data, skip_bad=skip_bad)
+    samples = _read(data, question=question, skip_bad=skip_bad)
     function = load_reward(reward)
     found = audit(from_trl(function) if trl else function, samples.samples, seed=seed)
     result: dict[str, object] = {
@@ -286,10 +307,10 @@ def _settings(config: Path | None, overrides: tuple[str, ...]) -> ScoreConfig:
     return settings
 
 
-def _read(data: Path, *, skip_bad: bool) -> SampleSet:
+def _read(data: Path, *, question: str, skip_bad: bool) -> SampleSet:
     from tierwise.curriculum.layouts import read_any
 
-    return read_any(data, skip_bad=skip_bad)
+    return read_any(data, skip_bad=skip_bad, question=question)
 
 
 def _answerer(model: str, servers: tuple[str, ...]) -> LocalModel | ServerPool:

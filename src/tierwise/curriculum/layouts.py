@@ -9,7 +9,9 @@
 | easyr1   | `problem`                      | `answer`                    | `images`: paths      |
 | verl     | Parquet, `prompt`: messages    | `reward_model.ground_truth` | `images`: {"image"}  |
 
-Left out: pictures stored as bytes inside a Parquet file, which are refused by name.
+Any layout may come as Parquet, with pictures as paths or as bytes (`stored`), or from a folder
+(`folders`). A picture that was stored as bytes is written as a file of its own beside what is
+written. Left out: pictures as text inside JSON Lines, which are refused.
 
 Sources: the layouts' own documentation: ms-swift "Custom dataset", LLaMA-Factory data/README.md,
 TRL "Dataset formats and types", hiyouga/EasyR1 README, verl "Prepare data for post-training".
@@ -18,13 +20,15 @@ TRL "Dataset formats and types", hiyouga/EasyR1 README, verl "Prepare data for p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tierwise.core.errors import DataError, MissingFileError, UsageError
+from tierwise.core.errors import DataError, UsageError
 from tierwise.core.records import whole_file, write_whole
+from tierwise.curriculum.folders import read_folder
 from tierwise.curriculum.samples import (
     IMAGE_TAG,
     Sample,
@@ -35,6 +39,9 @@ from tierwise.curriculum.samples import (
     read_samples,
     sample_of_plain_row,
 )
+from tierwise.curriculum.stored import StoredImage, file_of, rows_of_table
+
+_QUESTIONS = ("question", "prompt", "problem", "messages", "conversations")
 
 
 class Layout(StrEnum):
@@ -48,16 +55,35 @@ class Layout(StrEnum):
     VERL = "verl"
 
 
-def read_any(path: Path, *, skip_bad: bool = False) -> SampleSet:
-    """Return the samples of a JSON Lines or Parquet file in any of the layouts, row by row.
+def read_any(path: Path, *, skip_bad: bool = False, question: str = "") -> SampleSet:
+    """Return the samples of a JSON Lines or Parquet file or a folder, in any of the layouts.
+
+    Args:
+        path: The file or folder; see `folders` for what a folder may hold.
+        skip_bad: Leave malformed rows out and count them, instead of stopping at the first.
+        question: What is asked in rows that hold no question of their own.
 
     Raises:
         MissingFileError: No such file.
+        UsageError: A folder of labelled pictures, and no question.
         DataError: A malformed row and not `skip_bad`, or no usable row at all.
     """
+    convert = partial(_sample_with_question, question) if question else sample_of_row
+    if path.is_dir():
+        return read_folder(path, convert=convert, question=question, skip_bad=skip_bad)
     if path.suffix == ".parquet":
-        return collect_samples(path, _parquet_rows(path), sample_of_row, skip_bad=skip_bad)
-    return read_samples(path, skip_bad=skip_bad, convert=sample_of_row)
+        rows = ((place, partial(convert, row, path.parent)) for place, row in rows_of_table(path))
+        return collect_samples(path, rows, skip_bad=skip_bad)
+    return read_samples(path, skip_bad=skip_bad, convert=convert)
+
+
+def _sample_with_question(question: str, row: Mapping[str, Any], folder: Path) -> Sample:
+    """Return the sample of a row; one without a question gets it, and its label as the answer."""
+    if not any(key in row for key in _QUESTIONS):
+        row = {**row, "question": question}
+        if "label" in row:
+            row.setdefault("answer", row["label"])
+    return sample_of_row(row, folder)
 
 
 def sample_of_row(row: Mapping[str, Any], folder: Path) -> Sample:
@@ -113,8 +139,11 @@ def _pictures(row: Mapping[str, Any]) -> Any:
     if value is None:
         return None
     items = value if isinstance(value, list | tuple) else [value]
-    paths = []
+    paths: list[Any] = []
     for item in items:
+        if isinstance(item, Path | StoredImage):
+            paths.append(item)
+            continue
         if isinstance(item, Mapping):
             if item.get("bytes") is not None:
                 raise DataError(
@@ -151,23 +180,6 @@ def _answer(row: Mapping[str, Any], turns: Sequence[Any], *, role: str, text: st
     return str(stated)
 
 
-def _parquet_rows(path: Path) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        table = parquet.read_table(path)
-    except FileNotFoundError as error:
-        raise MissingFileError(f"no file {path}") from error
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path} is not a Parquet file") from error
-    for number, row in enumerate(table.to_pylist(), start=1):
-        yield (
-            f"{path}:row {number}",
-            {key: value for key, value in row.items() if value is not None},
-        )
-
-
 def write_any(samples: Sequence[Sample], path: Path, layout: Layout) -> None:
     """Write samples in a trainer's layout, whole or not at all; picture paths become absolute.
 
@@ -183,7 +195,12 @@ def write_any(samples: Sequence[Sample], path: Path, layout: Layout) -> None:
         raise UsageError("there is no sample to write")
     if (path.suffix == ".parquet") != (layout is Layout.VERL):
         raise UsageError(f"{path.name} does not fit {layout.value}, which is Parquet only for verl")
-    rows = [_row(sample, number, layout) for number, sample in enumerate(samples)]
+    rows = [
+        _row(
+            sample, [str(file_of(image, path).resolve()) for image in sample.images], number, layout
+        )
+        for number, sample in enumerate(samples)
+    ]
     if layout is Layout.VERL:
         import pyarrow as pa
         from pyarrow import parquet
@@ -194,8 +211,7 @@ def write_any(samples: Sequence[Sample], path: Path, layout: Layout) -> None:
         write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def _row(sample: Sample, number: int, layout: Layout) -> dict[str, Any]:
-    images = [str(image.resolve()) for image in sample.images]
+def _row(sample: Sample, images: Sequence[str], number: int, layout: Layout) -> dict[str, Any]:
     tagged = sample.question
     if IMAGE_TAG not in tagged:
         tagged = IMAGE_TAG * len(images) + tagged

@@ -6,21 +6,25 @@ own (`ImageFault`), because a picture that cannot be read must never count as a 
 
 The plain layout has one object a line: `question` and `answer` (or `solution`), `images` (a path,
 or a list of paths, relative to the file), and optionally `id`, `task`, `source`. Other trainers'
-layouts are read by `layouts`. Left out: remote URLs, video, audio.
+layouts are read by `layouts`, folders by `folders`; pictures inside tables are `stored`. Left out:
+remote URLs, video, audio.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tierwise.core.errors import DataError, MissingFileError
 from tierwise.core.records import hash_file
+from tierwise.curriculum.stored import StoredImage
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -28,6 +32,9 @@ if TYPE_CHECKING:
 IMAGE_TAG = "<image>"
 MAX_SIDE = 20_000
 """Largest side of a picture, in pixels; beyond it a row is refused before it is decoded."""
+
+Picture = Path | StoredImage
+"""Where a picture is: a file, or a cell of a table. Both have `name` and `read_bytes`."""
 
 _ORIENTATION = 0x0112  # Source: Exif 2.32 (CIPA DC-008), tag 274
 _DEEP_MODES = frozenset({"I", "F", "I;16", "I;16B", "I;16L", "I;16N"})
@@ -70,7 +77,7 @@ class Sample:
     Attributes:
         id: Unique in its data set; the content's hash when the file gives none.
         question: What is asked; may hold one `<image>` tag a picture to say where each stands.
-        images: Paths of the pictures, in order; may be empty.
+        images: Where the pictures are, in order; may be empty.
         answer: The right answer as text.
         task: A word for the kind of question, or "".
         source: Where the sample comes from, or "".
@@ -79,7 +86,7 @@ class Sample:
     id: str
     question: str
     answer: str
-    images: tuple[Path, ...] = ()
+    images: tuple[Picture, ...] = ()
     task: str = ""
     source: str = ""
 
@@ -117,24 +124,38 @@ def read_samples(
         MissingFileError: No such file.
         DataError: A malformed row and not `skip_bad`, or no usable row at all.
     """
-    return collect_samples(path, _lines(path), convert or sample_of_plain_row, skip_bad=skip_bad)
+    make = convert or sample_of_plain_row
+    rows = (
+        (place, partial(_sample_of_line, line, make, path.parent)) for place, line in lines_of(path)
+    )
+    return collect_samples(path, rows, skip_bad=skip_bad)
+
+
+def _sample_of_line(
+    line: str, convert: Callable[[Mapping[str, Any], Path], Sample], folder: Path
+) -> Sample:
+    return convert(object_of_line(line), folder)
 
 
 def collect_samples(
-    path: Path,
-    rows: Iterable[tuple[str, str | Mapping[str, Any]]],
-    convert: Callable[[Mapping[str, Any], Path], Sample],
-    *,
-    skip_bad: bool,
+    path: Path, rows: Iterable[tuple[str, Callable[[], Sample]]], *, skip_bad: bool
 ) -> SampleSet:
-    """Return what `convert(row, folder)` makes of each (place, row); a repeated id is a bad row."""
+    """Return the samples of rows; a repeated id is a bad row.
+
+    Args:
+        path: The file or folder, for messages.
+        rows: Where each row stands, and what makes its sample or raises `DataError`.
+        skip_bad: Leave malformed rows out and count them, instead of stopping at the first.
+
+    Raises:
+        DataError: A malformed row and not `skip_bad`, or no usable row at all.
+    """
     samples: list[Sample] = []
     skipped: list[BadRow] = []
     seen: dict[str, str] = {}
-    for place, raw in rows:
+    for place, make in rows:
         try:
-            row = _object_of(raw) if isinstance(raw, str) else raw
-            sample = convert(row, path.parent)
+            sample = make()
             _refuse_repeated(sample.id, seen)
         except DataError as error:
             if not skip_bad:
@@ -153,7 +174,8 @@ def _refuse_repeated(identity: str, seen: Mapping[str, str]) -> None:
         raise DataError(f"id {identity!r} was used before, at {seen[identity]}")
 
 
-def _lines(path: Path) -> Iterable[tuple[str, str]]:
+def lines_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (place, line) of the lines that are not blank; bytes that are not UTF-8 are kept."""
     if not path.is_file():
         raise MissingFileError(f"no file {path}")
     with path.open(encoding="utf-8", errors="surrogateescape") as stream:
@@ -162,7 +184,12 @@ def _lines(path: Path) -> Iterable[tuple[str, str]]:
                 yield f"{path}:{number}", line
 
 
-def _object_of(line: str) -> Mapping[str, Any]:
+def object_of_line(line: str) -> Mapping[str, Any]:
+    """Return the JSON object of a line.
+
+    Raises:
+        DataError: It holds none, or is not UTF-8.
+    """
     try:
         line.encode("utf-8")
         row = json.loads(line)
@@ -202,13 +229,19 @@ def text_field(row: Mapping[str, Any], *names: str) -> str:
     raise DataError(f"no {names[0]}")
 
 
-def image_paths(value: Any, folder: Path) -> tuple[Path, ...]:
-    """Return picture paths given as one path or a list of paths (or `{"path": ...}` objects)."""
+def image_paths(value: Any, folder: Path) -> tuple[Picture, ...]:
+    """Return pictures given as one path or a list of paths (or `{"path": ...}` objects).
+
+    What is a `Picture` already stays as it is.
+    """
     if value is None:
         return ()
     items: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
-    paths = []
+    paths: list[Picture] = []
     for item in items:
+        if isinstance(item, Path | StoredImage):
+            paths.append(item)
+            continue
         name = item.get("path") if isinstance(item, Mapping) else item
         if not isinstance(name, str) or not name:
             raise DataError("images is not a list of paths")
@@ -220,7 +253,7 @@ def make_sample(
     *,
     question: str,
     answer: str,
-    images: tuple[Path, ...],
+    images: tuple[Picture, ...],
     given_id: object = None,
     task: str = "",
     source: str = "",
@@ -249,7 +282,7 @@ def make_sample(
     )
 
 
-def content_hash(question: str, answer: str, images: Sequence[Path]) -> str:
+def content_hash(question: str, answer: str, images: Sequence[Picture]) -> str:
     """Return 16 hex digits that depend on the texts and on the pictures' bytes, not their names.
 
     A picture that cannot be read counts as its name, so that the row still has an id to err under.
@@ -258,15 +291,17 @@ def content_hash(question: str, answer: str, images: Sequence[Path]) -> str:
     return hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def image_digest(path: Path) -> str:
-    """Return the SHA-256 of a picture's file, or `unreadable:NAME` where there is none to read."""
+def image_digest(path: Picture) -> str:
+    """Return the SHA-256 of a picture's bytes, or `unreadable:NAME` where none can be read."""
     try:
+        if isinstance(path, StoredImage):
+            return hashlib.sha256(path.read_bytes()).hexdigest()
         return hash_file(path)
     except OSError:
         return f"unreadable:{path.name}"
 
 
-def load_image(path: Path) -> Image.Image:
+def load_image(path: Picture) -> Image.Image:
     """Return a picture as RGB, decoded in full.
 
     Raises:
@@ -277,12 +312,11 @@ def load_image(path: Path) -> Image.Image:
 
     from PIL import Image, UnidentifiedImageError
 
-    if path.is_file() and path.stat().st_size == 0:
-        raise BadImageError(f"{path} has no bytes", fault=ImageFault.EMPTY)
+    source = _source(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's size warning; MAX_SIDE is our limit
-            picture = Image.open(path)
+            picture = Image.open(source)
     except FileNotFoundError as error:
         raise BadImageError(f"no image {path}", fault=ImageFault.MISSING) from error
     except Image.DecompressionBombError as error:
@@ -300,7 +334,22 @@ def load_image(path: Path) -> Image.Image:
         return picture.convert("RGB")
 
 
-def _refuse_unusual(picture: Image.Image, path: Path) -> None:
+def _source(path: Picture) -> Path | io.BytesIO:
+    """Return what Pillow is to open."""
+    if isinstance(path, Path):
+        if path.is_file() and path.stat().st_size == 0:
+            raise BadImageError(f"{path} has no bytes", fault=ImageFault.EMPTY)
+        return path
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadImageError(f"no image {path}", fault=ImageFault.MISSING) from error
+    if not data:
+        raise BadImageError(f"{path} has no bytes", fault=ImageFault.EMPTY)
+    return io.BytesIO(data)
+
+
+def _refuse_unusual(picture: Image.Image, path: Picture) -> None:
     if max(picture.size) > MAX_SIDE:
         width, height = picture.size
         raise BadImageError(f"{path} is {width} x {height} pixels", fault=ImageFault.HUGE)

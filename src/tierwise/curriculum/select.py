@@ -24,6 +24,7 @@ from tierwise.core.records import write_whole
 from tierwise.curriculum.pism import Stratum
 from tierwise.curriculum.samples import Sample
 from tierwise.curriculum.scores import Score, Scores
+from tierwise.curriculum.stored import file_of
 
 By = Literal["pism", "cmab", "cmab_quantile"]
 
@@ -152,7 +153,7 @@ def write_selection(selection: Selection, path: Path) -> None:
             "question": sample.question,
             "answer": sample.answer,
             "task": sample.task,
-            "images": [_relative(image, path.parent) for image in sample.images],
+            "images": [_relative(file_of(image, path), path.parent) for image in sample.images],
             "source": sample.source,
             "stratum": stratum(row, selection.by).value,
             "pass_rate": row.pass_rate,
