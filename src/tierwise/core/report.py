@@ -172,7 +172,8 @@ def _html_block(block: Block) -> str:
             data = base64.b64encode(block.svg.encode()).decode()
             caption = html.escape(block.caption)
             return (
-                f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
+                f'<figure><div class="wide" tabindex="0"><img class="drawing" alt="{caption}" '
+                f'src="data:image/svg+xml;base64,{data}"></div>'
                 f"<figcaption>{caption} <small>figures/{block.name}.csv</small></figcaption>"
                 "</figure>"
             )
