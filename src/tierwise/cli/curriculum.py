@@ -134,7 +134,7 @@ def score(
 @click.option("--arm", type=click.Choice(_ARMS), default="mid+hard", show_default=True)
 @click.option(
     "--by",
-    type=click.Choice(["pism", "cmab", "cmab_quantile"]),
+    type=click.Choice(["pism", "cmab", "cmab_quantile", "rscore"]),
     default="pism",
     show_default=True,
     help="Which difficulty the strata are taken from.",

@@ -138,6 +138,9 @@ def between_probes(rows: Sequence[Score]) -> tuple[Agreement, ...]:
         ("CMAB, quantiles", [row.cmab_quantile_stratum for row in rows], ratios),
         ("PISM above guessing", [row.pism_stratum_corrected for row in rows], rates),
     ]
+    trees = [row.r_score for row in rows]
+    if any(score is not None for score in trees):
+        readings.append(("r-score, thirds", [row.rscore_stratum for row in rows], trees))
     return tuple(
         agreement(pism, strata, measures=(stars, numbers), names=("PISM", name))
         for name, strata, numbers in readings
@@ -171,7 +174,8 @@ def agreement_table(found: Sequence[Agreement]) -> Table:
 
     return Table(
         caption="Agreement between readings of difficulty; kappa is 0 for chance and 1 for full "
-        "agreement; the rank correlation is of lambda* with the attention balance (or pass rate)",
+        "agreement; the rank correlation is of lambda* with the attention balance "
+        "(or pass rate, or r-score)",
         header=("between", "and", "samples", "same", "kappa", "weighted", "rank corr."),
         rows=tuple(
             (

@@ -27,9 +27,9 @@ _SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE attempt (          -- one answer of one model to one question, or the error instead
   sample_id     TEXT    NOT NULL,
-  probe         TEXT    NOT NULL,  -- masked | grey | blind | greedy
+  probe         TEXT    NOT NULL,  -- masked | grey | blind | greedy | tree
   mask_permille INTEGER NOT NULL,  -- share of the pixels masked, in 1/1000
-  k             INTEGER NOT NULL,  -- number of the repetition, from 0
+  k             INTEGER NOT NULL,  -- number of the repetition, or place of the leaf, from 0
   seed          INTEGER NOT NULL,  -- the run's seed
   model_hash    TEXT    NOT NULL,
   prompt_hash   TEXT    NOT NULL,
@@ -68,6 +68,7 @@ class Probe(StrEnum):
     GREY = "grey"
     BLIND = "blind"
     GREEDY = "greedy"
+    TREE = "tree"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tierwise.core.errors import StateError
 from tierwise.curriculum.balance import Variant, balance_of
-from tierwise.curriculum.models import Completions, LocalModel, Prompts
+from tierwise.curriculum.models import Completions, LocalModel, Prompts, append_tokens
 from tierwise.curriculum.samples import Sample
 
 _NAME = "tierwise_streaming"
@@ -71,7 +71,10 @@ def measure_balance(
         StateError: This model's attention cannot be read.
     """
     sets_BSP = token_sets(model, samples, prompts)
-    inputs, prompt_length = _with_answers(prompts, completions)
+    prompt_length = prompts.inputs["input_ids"].shape[1]
+    inputs = append_tokens(  # the last token predicts nothing
+        prompts, completions.token_ids_BT[:, :-1], completions.lengths_B
+    ).inputs
     length = inputs["input_ids"].shape[1]
     sets_BSN = torch.nn.functional.pad(sets_BSP, (0, length - prompt_length)).float()
     stream = _Stream(sets_BSN=sets_BSN, first_query=prompt_length - 1)
@@ -105,23 +108,6 @@ def _balances(sums_LTS: Tensor, sizes_S: Tensor) -> AttentionBalance:
         for variant, text_LT in texts.items()
     }
     return AttentionBalance(ratios=ratios, num_tokens=sums_LTS.shape[1])
-
-
-def _with_answers(prompts: Prompts, completions: Completions) -> tuple[dict[str, Tensor], int]:
-    """Return inputs with all but the last answer token appended, and the prompt's length."""
-    inputs = dict(prompts.inputs)
-    input_ids_BP, mask_BP = inputs["input_ids"], inputs["attention_mask"]
-    answer_BT = completions.token_ids_BT[:, :-1]
-    steps_T = torch.arange(answer_BT.shape[1], device=answer_BT.device)
-    real_BT = (steps_T[None] < completions.lengths_B[:, None]).to(mask_BP.dtype)
-    shape = input_ids_BP.shape
-    for name, value in inputs.items():  # token types: an answer is text, type 0
-        if name not in ("input_ids", "attention_mask") and value.shape == shape:
-            zeros_BT = value.new_zeros((shape[0], answer_BT.shape[1]))
-            inputs[name] = torch.cat([value, zeros_BT], dim=1)
-    inputs["input_ids"] = torch.cat([input_ids_BP, answer_BT], dim=1)
-    inputs["attention_mask"] = torch.cat([mask_BP, real_BT], dim=1)
-    return inputs, shape[1]
 
 
 def token_sets(model: LocalModel, samples: Sequence[Sample], prompts: Prompts) -> Tensor:

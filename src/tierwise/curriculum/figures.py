@@ -57,6 +57,7 @@ def report_section(
         curve_figure(scores.rows),
         gallery(scores.rows, samples, masking=masking, seed=seed),
         blind_note(scores.rows),
+        *((rscore_table(scores.rows),) if _has_trees(scores.rows) else ()),
         agreement_table(between_probes(scores.rows)),
         duplicates_note(find_duplicates(samples)),
     ]
@@ -71,6 +72,7 @@ def strata_figure(rows: Sequence[Score]) -> Figure:
         ("PISM", "pism"),
         ("CMAB, paper's limits", "cmab"),
         ("CMAB, quantiles", "cmab_quantile"),
+        *((("r-score, thirds", "rscore"),) if _has_trees(rows) else ()),
     )
     counts = {label: strata_counts([stratum(row, by) for row in rows]) for label, by in kinds}
 
@@ -94,7 +96,8 @@ def strata_figure(rows: Sequence[Score]) -> Figure:
     table = [(label, one.value, counts[label][one]) for label in counts for one in Stratum]
     return Figure(
         name="strata",
-        caption=f"How {len(rows)} samples fall into strata under three readings of difficulty.",
+        caption=f"How {len(rows)} samples fall into strata under {len(kinds)} readings of "
+        "difficulty.",
         svg=_drawing(draw, height=2.4),
         csv=csv_of(("difficulty", "stratum", "samples"), table),
     )
@@ -162,6 +165,29 @@ def strata_table(rows: Sequence[Score]) -> Table:
         caption="PISM strata; 'same again' is the mean probability that a repetition of the "
         "experiment puts a sample into the same stratum",
         header=("stratum", "samples", "share", "pass rate", "same again", "blind-answerable"),
+        rows=tuple(lines),
+    )
+
+
+def _has_trees(rows: Sequence[Score]) -> bool:
+    return any(row.r_score is not None for row in rows)
+
+
+def rscore_table(rows: Sequence[Score]) -> Table:
+    """Return each r-score stratum with its size, score and share of right leaves."""
+    lines = []
+    for one in Stratum:
+        members = [row for row in rows if row.rscore_stratum is one]
+        scores = [row.r_score for row in members if row.r_score is not None]
+        rates = [row.tree_rate for row in members if row.tree_rate is not None]
+        if members:
+            mean_score = f"{fmean(scores):.3f}" if scores else "-"
+            mean_rate = f"{fmean(rates):.2f}" if rates else "-"
+            lines.append((one.value, str(len(members)), mean_score, mean_rate))
+    return Table(
+        caption="Reasoning trees: strata are thirds by r-score, the accuracy that few edits of the "
+        "model's choices can gain",
+        header=("stratum", "samples", "mean r-score", "right leaves"),
         rows=tuple(lines),
     )
 

@@ -392,3 +392,25 @@ def key_seed(*parts: str | int | float) -> int:
     """
     text = "\x1f".join(f"{type(part).__name__}:{part!r}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def append_tokens(prompts: Prompts, token_ids_BT: Tensor, lengths_B: Tensor) -> Prompts:
+    """Return prompts followed by text tokens, for going on from them or reading them again.
+
+    Args:
+        prompts: From `encode`.
+        token_ids_BT: What follows each prompt.
+        lengths_B: How many of them are real; the rest is masked.
+    """
+    inputs = dict(prompts.inputs)
+    input_ids_BP, mask_BP = inputs["input_ids"], inputs["attention_mask"]
+    steps_T = torch.arange(token_ids_BT.shape[1], device=token_ids_BT.device)
+    real_BT = (steps_T[None] < lengths_B[:, None]).to(mask_BP.dtype)
+    shape = input_ids_BP.shape
+    for name, value in inputs.items():  # token types: what follows is text, type 0
+        if name not in ("input_ids", "attention_mask") and value.shape == shape:
+            zeros_BT = value.new_zeros((shape[0], token_ids_BT.shape[1]))
+            inputs[name] = torch.cat([value, zeros_BT], dim=1)
+    inputs["input_ids"] = torch.cat([input_ids_BP, token_ids_BT], dim=1)
+    inputs["attention_mask"] = torch.cat([mask_BP, real_BT], dim=1)
+    return Prompts(inputs=inputs, texts=prompts.texts)

@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tierwise.core.errors import TierwiseError
@@ -24,11 +25,15 @@ from tierwise.core.progress import SILENT, Progress
 from tierwise.curriculum.attempts import Attempt, AttemptKey, AttemptLog, Balance, Probe
 from tierwise.curriculum.masks import Fill, MaskKind, Pixels, grey_picture, mask_picture
 from tierwise.curriculum.models import LocalModel, key_seed
+from tierwise.curriculum.rscore import Tree
 from tierwise.curriculum.samples import BadImageError, Sample, image_digest, load_image
 from tierwise.curriculum.verdicts import Verdict, judge
 
 if TYPE_CHECKING:
     from PIL import Image
+
+Asked = tuple[list[Attempt], list[Balance]]
+"""What asking some keys gave: rows of the log."""
 
 _LEASE_S = 900.0
 _POLL_S = 0.2
@@ -184,6 +189,7 @@ class Desk:
         log: Where attempts are kept.
         sampling: How answers are drawn.
         masking: How pictures are masked.
+        tree: How reasoning trees are sampled.
         seed: The run's seed.
         progress: Where it says how far it is.
         owner: Name of this process among those that share the log.
@@ -195,11 +201,12 @@ class Desk:
     log: AttemptLog
     sampling: Sampling = field(default_factory=Sampling)
     masking: Masking = field(default_factory=Masking)
+    tree: Tree = field(default_factory=Tree)
     seed: int = 0
     progress: Progress = SILENT
     owner: str = field(default_factory=owner_name)
     clock: Callable[[], float] = time.time
-    _hashes: dict[tuple[str, bool, bool], str] = field(default_factory=dict)
+    _hashes: dict[tuple[str, bool, bool, bool], str] = field(default_factory=dict)
     _model: str = ""
     _pixels: dict[str, tuple[Pixels, ...]] = field(default_factory=dict)
 
@@ -218,13 +225,16 @@ class Desk:
             seed=0 if probe is Probe.GREEDY else self.seed,
             model_hash=self.model_hash(),
             prompt_hash=self.prompt_hash(
-                sample_id, greedy=probe is Probe.GREEDY, masked=permille > 0
+                sample_id,
+                greedy=probe is Probe.GREEDY,
+                masked=permille > 0,
+                tree=probe is Probe.TREE,
             ),
         )
 
-    def prompt_hash(self, sample_id: str, *, greedy: bool, masked: bool) -> str:
+    def prompt_hash(self, sample_id: str, *, greedy: bool, masked: bool, tree: bool = False) -> str:
         """Return the hash of all that decides an answer beside the rest of its key."""
-        place = (sample_id, greedy, masked)
+        place = (sample_id, greedy, masked, tree)
         if place not in self._hashes:
             sample = self.samples[sample_id]
             parts = [
@@ -235,6 +245,8 @@ class Desk:
                 str(self.sampling.max_new_tokens),
                 f"{self.masking}" if masked else "",
             ]
+            if tree:
+                parts.append(f"{self.tree.branches}|{self.tree.depth}|{self.tree.interval}")
             text = "\x1f".join(parts).encode("utf-8", "surrogatepass")
             self._hashes[place] = hashlib.sha256(text).hexdigest()[:16]
         return self._hashes[place]
@@ -247,13 +259,38 @@ class Desk:
             name: What the progress calls it.
             balance: Measure the attention balance too; for greedy keys and a local model.
         """
-        size = self.sampling.batch_size
+        self.work(
+            keys,
+            name=name,
+            size=self.sampling.batch_size,
+            ask=partial(self.ask, balance=balance),
+            balance=balance,
+        )
+
+    def work(
+        self,
+        keys: Sequence[AttemptKey],
+        *,
+        name: str,
+        size: int,
+        ask: Callable[[Sequence[AttemptKey]], Asked],
+        balance: bool = False,
+    ) -> None:
+        """Ask, batch by batch, whatever of the keys the log does not hold.
+
+        Args:
+            keys: What to ask.
+            name: What the progress calls it.
+            size: Keys in a batch.
+            ask: Makes the rows of some keys.
+            balance: A key is missing while it has no attention balance.
+        """
         waiting = [keys[start : start + size] for start in range(0, len(keys), size)]
         self._release_the_dead()
         try:
             with self.progress.task(name, len(keys)) as task:
                 while waiting:
-                    busy = [batch for batch in waiting if not self._try(batch, balance)]
+                    busy = [batch for batch in waiting if not self._try(batch, ask, balance)]
                     task.advance(sum(map(len, waiting)) - sum(map(len, busy)))
                     waiting = busy
                     if waiting:
@@ -268,37 +305,40 @@ class Desk:
             if not _may_be_alive(owner):
                 self.log.release(owner=owner)
 
-    def _try(self, batch: Sequence[AttemptKey], balance: bool) -> bool:
+    def _try(
+        self,
+        batch: Sequence[AttemptKey],
+        ask: Callable[[Sequence[AttemptKey]], Asked],
+        balance: bool,
+    ) -> bool:
         """Return whether the log holds the batch now; False while another process works on it."""
         if not self._missing(batch, balance):
             return True
         name = f"{batch[0]}|{batch[-1]}|{len(batch)}|{balance}"
         if not self.log.claim(name, owner=self.owner, now=self.clock(), lease_s=_LEASE_S):
             return False
-        attempts, balances = self.ask(self._missing(batch, balance), balance=balance)
+        attempts, balances = ask(self._missing(batch, balance))
         self.log.add(attempts, balances, batch=name)
         return True
 
     def _missing(self, batch: Sequence[AttemptKey], balance: bool) -> list[AttemptKey]:
         return self.log.missing_balances(batch) if balance else self.log.missing(batch)
 
-    def ask(
-        self, keys: Sequence[AttemptKey], *, balance: bool = False
-    ) -> tuple[list[Attempt], list[Balance]]:
+    def ask(self, keys: Sequence[AttemptKey], *, balance: bool = False) -> Asked:
         """Return an attempt for each key, judged, and balances; the log is not touched."""
         started = time.monotonic()
         requests: dict[AttemptKey, Request] = {}
         replies: dict[AttemptKey, Reply] = {}
         for key in keys:
             try:
-                requests[key] = self._request(key)
+                requests[key] = self.request(key)
             except BadImageError as error:
                 replies[key] = Reply(text="", error=error.fault.value)
         for blind in (False, True):
             part = {key: one for key, one in requests.items() if (one.images is None) == blind}
             replies.update(zip(part, self._answers(part, balance), strict=True))
         seconds = (time.monotonic() - started) / max(1, len(keys))
-        attempts = [self._judged(key, replies[key], seconds) for key in keys]
+        attempts = [self.judged(key, replies[key], seconds) for key in keys]
         return attempts, [row for key in keys if balance for row in _rows(key, replies[key])]
 
     def _answers(self, part: Mapping[AttemptKey, Request], balance: bool) -> list[Reply]:
@@ -314,7 +354,8 @@ class Desk:
             return self.answerer.answer(requests, balance=True, **settings)  # type: ignore[arg-type]
         return self.answerer.answer(requests, **settings)  # type: ignore[arg-type]
 
-    def _judged(self, key: AttemptKey, reply: Reply, seconds: float) -> Attempt:
+    def judged(self, key: AttemptKey, reply: Reply, seconds: float) -> Attempt:
+        """Return the row of one reply."""
         sample = self.samples[key.sample_id]
         common = {"num_tokens": reply.num_tokens, "finished": reply.finished, "seconds": seconds}
         if reply.error:
@@ -338,7 +379,12 @@ class Desk:
             **common,  # type: ignore[arg-type]
         )
 
-    def _request(self, key: AttemptKey) -> Request:
+    def request(self, key: AttemptKey) -> Request:
+        """Return the question of a key as it is put.
+
+        Raises:
+            BadImageError: One of the sample's pictures cannot be used.
+        """
         sample = self.samples[key.sample_id]
         seed = key_seed("answer", key.sample_id, key.probe, key.mask_permille, key.k, self.seed)
         decoded = self._decoded(sample)  # a picture that cannot be read spoils every probe

@@ -51,6 +51,10 @@ class Score:
         cmab_question_only: rho-bar against the question's own tokens.
         cmab_stratum: By the paper's limits, of the chosen variant.
         cmab_quantile_stratum: By quantiles, of the chosen variant.
+        r_score: Reasoning-tree score; None when not measured or no leaf was judged.
+        tree_rate: Share of right leaves of its reasoning tree, or None.
+        tree_leaves: Judged leaves.
+        rscore_stratum: By thirds of the r-score.
         num_attempts: Attempts spent on the sample.
         num_errors: How many of them are errors.
         error: Class of the commonest error, or "".
@@ -84,6 +88,10 @@ class Score:
     cmab_question_only: float | None
     cmab_stratum: Stratum
     cmab_quantile_stratum: Stratum
+    r_score: float | None = None
+    tree_rate: float | None = None
+    tree_leaves: int = 0
+    rscore_stratum: Stratum = Stratum.ERROR
     num_attempts: int
     num_errors: int
     error: str

@@ -25,8 +25,10 @@ from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.passrate import Tally, wilson_interval
 from tierwise.curriculum.pism import Boundary, Stratum
 from tierwise.curriculum.probes import Answerer, Desk, LocalAnswerer, Masking, Sampling
+from tierwise.curriculum.rscore import Tree, r_score, rscore_strata
 from tierwise.curriculum.samples import Sample, SampleSet
 from tierwise.curriculum.scores import SCORES_NAME, Score, Scores, write_scores
+from tierwise.curriculum.trees import ask_trees, leaves_of
 from tierwise.curriculum.verdicts import Verdict
 
 
@@ -44,6 +46,8 @@ class ScoreConfig:
         blind: Ask without the picture and with a grey one too, K times each.
         cmab: Measure the attention balance of the greedy answer; local models only.
         cmab_variant: Which variant decides the CMAB stratum.
+        rscore: Sample a reasoning tree of each question; local models only, not the paper's.
+        tree: The tree's shape, and the edits that its score allows.
         sampling: Temperature, token limit, batch size.
         masking: Kind and colour of the mask.
     """
@@ -57,6 +61,8 @@ class ScoreConfig:
     blind: bool = True
     cmab: bool = True
     cmab_variant: Variant = Variant.SUM
+    rscore: bool = False
+    tree: Tree = field(default_factory=Tree)
     sampling: Sampling = field(default_factory=Sampling)
     masking: Masking = field(default_factory=Masking)
 
@@ -77,8 +83,21 @@ class ScoreConfig:
             raise ConfigError("adaptive.step and adaptive.budget must be 1 or more")
         if not 0.25 < self.adaptive.confidence < 1:
             raise ConfigError("adaptive.confidence must be between 0.25 and 1")
+        if self.rscore:
+            self._check_tree()
         if not 0 <= self.sampling.temperature < float("inf"):
             raise ConfigError("temperature must be 0 or more")
+
+    def _check_tree(self) -> None:
+        tree = self.tree
+        if tree.branches < 2 or min(tree.depth, tree.interval, tree.edits) < 1:
+            raise ConfigError("tree needs 2 branches, and a depth, interval and edits of 1 or more")
+        if (tree.depth - 1) * tree.interval >= self.sampling.max_new_tokens:
+            raise ConfigError(
+                f"a tree that branches {tree.depth} times, every {tree.interval} tokens, does not "
+                f"fit into {self.sampling.max_new_tokens} new tokens",
+                hint="lower tree.interval or tree.depth, or raise sampling.max_new_tokens",
+            )
 
 
 def score(
@@ -107,7 +126,7 @@ def score(
 
     Raises:
         ConfigError: The configuration makes no sense.
-        UsageError: CMAB was asked of something that is not a local model.
+        UsageError: CMAB or a tree was asked of something that is not a local model.
         StateError: CMAB was asked and the model's attention cannot be read.
     """
     config.check()
@@ -121,6 +140,11 @@ def score(
             "attention balance needs a local model: a server does not return attention",
             hint="set cmab = false",
         )
+    if config.rscore and not isinstance(answerer, LocalAnswerer):
+        raise UsageError(
+            "a reasoning tree needs a local model: a server continues no beginning of an answer",
+            hint="set rscore = false",
+        )
     with AttemptLog(folder / LOG_NAME) as log:
         desk = Desk(
             samples=by_id,
@@ -128,6 +152,7 @@ def score(
             log=log,
             sampling=config.sampling,
             masking=config.masking,
+            tree=config.tree,
             seed=seed,
             progress=progress,
             clock=clock,
@@ -171,6 +196,8 @@ def _ask_all(desk: Desk, items: Sequence[Sample], config: ScoreConfig) -> set[At
         ]
         desk.run(keys, name=f"{probe.value} answers")
         planned += keys
+    if config.rscore:
+        planned += ask_trees(desk, [sample.id for sample in items])
     return set(planned)
 
 
@@ -181,7 +208,10 @@ def scores_from_log(
     model_hash = desk.model_hash()
     attempts: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in desk.log.attempts(model_hash=model_hash):
-        if attempt.key in planned:
+        key = attempt.key
+        if key.probe == Probe.TREE.value:
+            key = replace(key, k=0)  # leaf 0 stands for the tree
+        if key in planned:
             attempts[attempt.key.sample_id].append(attempt)
     balances: dict[str, dict[str, float | None]] = defaultdict(dict)
     for row in desk.log.balances(model_hash=model_hash):
@@ -231,6 +261,7 @@ def _score(
     corrected = monotone_threshold(curve, tau=corrected_tau(config.tau, floor))
     errors = sorted(one.error for one in attempts if one.error)
     greedy = of_probe[Probe.GREEDY]
+    leaves = leaves_of(attempts, config.tree)
     variant = ratios.get(config.cmab_variant.value)
     return Score(
         id=sample.id,
@@ -265,6 +296,9 @@ def _score(
         if greedy.judged
         else Stratum.ERROR,
         cmab_quantile_stratum=Stratum.ERROR,
+        r_score=r_score(leaves, edits=config.tree.edits),
+        tree_rate=of_probe[Probe.TREE].rate,
+        tree_leaves=len(leaves),
         num_attempts=len(attempts),
         num_errors=len(errors),
         error=max(errors, key=errors.count) if errors else "",
@@ -298,7 +332,8 @@ def _corrected_stratum(
 def _with_quantiles(rows: Sequence[Score], config: ScoreConfig) -> tuple[Score, ...]:
     ratios = [getattr(row, f"cmab_{config.cmab_variant.value}") for row in rows]
     strata = balance.quantile_strata(ratios, [bool(row.greedy_right) for row in rows])
+    trees = rscore_strata([row.r_score for row in rows], [row.tree_rate for row in rows])
     return tuple(
-        replace(row, cmab_quantile_stratum=stratum)
-        for row, stratum in zip(rows, strata, strict=True)
+        replace(row, cmab_quantile_stratum=stratum, rscore_stratum=tree)
+        for row, stratum, tree in zip(rows, strata, trees, strict=True)
     )

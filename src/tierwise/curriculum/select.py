@@ -26,7 +26,7 @@ from tierwise.curriculum.samples import Sample
 from tierwise.curriculum.scores import Score, Scores
 from tierwise.curriculum.stored import file_of
 
-By = Literal["pism", "cmab", "cmab_quantile"]
+By = Literal["pism", "cmab", "cmab_quantile", "rscore"]
 
 BAND = (0.2, 0.8)
 """Pass rates of the band arm, both ends included."""
@@ -121,6 +121,8 @@ def stratum(row: Score, by: By) -> Stratum:
             return row.cmab_stratum
         case "cmab_quantile":
             return row.cmab_quantile_stratum
+        case "rscore":
+            return row.rscore_stratum
 
 
 def _ids(rows: Sequence[Score], arm: Arm, *, seed: int, by: By) -> set[str]:
