@@ -185,6 +185,7 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Return AdamW over a module's trainable parameters, on the GPU's side or offloaded."""
     betas = (settings.beta1, settings.beta2)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if settings.offload:
         from tierwise.core.extras import require_extra
 
@@ -192,7 +193,8 @@ def make_optimizer(
         from tierwise.offload import OffloadAdamW
 
         return OffloadAdamW(
-            module,
+            trained,
+            model=module,
             lr=settings.lr,
             betas=betas,
             weight_decay=settings.weight_decay,
@@ -201,7 +203,6 @@ def make_optimizer(
         )
     from torch.optim import AdamW
 
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return AdamW(
         trained, lr=settings.lr, betas=betas, weight_decay=settings.weight_decay, fused=True
     )

@@ -13,7 +13,7 @@ from tierwise.core.errors import MissingExtraError
 EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "curriculum": (
         "torch", "transformers", "tokenizers", "safetensors", "PIL", "sklearn", "numpy",
-        "pyarrow", "math_verify", "scipy",
+        "pyarrow", "math_verify", "scipy", "peft",
     ),
     "offload": ("torch", "numpy", "numba"),
     "archive": ("pycdlib", "numpy"),

@@ -29,6 +29,7 @@ from tierwise.curriculum.checkpoint import (
     read_state,
     save_checkpoint,
 )
+from tierwise.curriculum.lora import adapter_settings
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.samples import Sample, image_digest
 
@@ -42,7 +43,7 @@ class TrainResult:
 
     Attributes:
         checkpoint: The last checkpoint.
-        model_folder: The trained model in it; loads with `from_pretrained`.
+        model_folder: The trained model in it, or the adapter; loads with `from_pretrained`.
         steps: Steps done in all.
         resumed_from: The step this call started at; 0 is from the beginning.
         finished: False when it was asked to stop before the last step.
@@ -86,6 +87,8 @@ class Book:
         self._model, self._optimizer = model, optimizer
         self._config: dict[str, Any] = msgspec.to_builtins(config)
         counted = {name: value for name, value in self._config.items() if name not in _NOT_IDENTITY}
+        if model.adapter is not None:
+            counted["adapter"] = adapter_settings(model.adapter)
         self.identity = {
             "config": _hash(counted),
             "seed": str(seed),
@@ -111,7 +114,12 @@ class Book:
                 f"{self.checkpoints} holds a run with another {' and another '.join(differing)}",
                 hint="train in another folder, or remove this one",
             )
-        state = load_checkpoint(found[-1], model=self._model.model, optimizer=self._optimizer)
+        state = load_checkpoint(
+            found[-1],
+            model=self._model.model,
+            optimizer=self._optimizer,
+            adapter=self._model.adapter,
+        )
         self.record.truncate(1 + state.step)
         return state
 
@@ -130,6 +138,7 @@ class Book:
             model=self._model.model,
             optimizer=self._optimizer,
             processor=self._model.processor,
+            adapter=self._model.adapter,
         )
         return state
 

@@ -1,7 +1,8 @@
 """A checkpoint of a training run: a folder that is there whole or not at all, and resumes exactly.
 
     step-000012/
-      model/                 weights and config (`save_pretrained`, safetensors), processor
+      model/                 weights and config (`save_pretrained`, safetensors), processor;
+                             where an adapter is trained, the adapter alone
       optimizer.safetensors  the optimizer's tensors, and the random generators' states
       state.json             everything else, and the SHA-256 of every other file
 
@@ -40,6 +41,7 @@ from tierwise.core.errors import (
     StorageFullError,
 )
 from tierwise.core.records import hash_file
+from tierwise.curriculum.lora import load_adapter, save_adapter
 
 FORMAT = "tierwise-checkpoint"
 VERSION = 1
@@ -76,6 +78,7 @@ def save_checkpoint(
     model: Any,
     optimizer: torch.optim.Optimizer,
     processor: Any = None,
+    adapter: Any = None,
     keep: int = 2,
 ) -> Path:
     """Write `folder/step-NNNNNN` whole, remove all but the newest `keep`, and return its path.
@@ -86,6 +89,7 @@ def save_checkpoint(
         model: A transformers model.
         optimizer: Any optimizer; its `state_dict` may hold tensors, numbers, text and containers.
         processor: Saved beside the weights, so that the model folder loads by itself.
+        adapter: Saved instead of the model's weights, which it leaves as they were.
         keep: How many checkpoints stay.
 
     Raises:
@@ -100,7 +104,10 @@ def save_checkpoint(
         shutil.rmtree(unfinished)
     with _staged_folder(path) as temporary:
         with quiet_transformers():
-            model.save_pretrained(temporary / MODEL_NAME)
+            if adapter is None:
+                model.save_pretrained(temporary / MODEL_NAME)
+            else:
+                save_adapter(adapter, temporary / MODEL_NAME)
             if processor is not None:
                 processor.save_pretrained(temporary / MODEL_NAME)
         tensors: dict[str, Tensor] = {}
@@ -161,6 +168,19 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def save_model(path: Path, *, model: Any, processor: Any) -> None:
+    """Write a model folder that loads by itself, whole or not at all.
+
+    Raises:
+        StorageFullError: No space; nothing is there, or what was there before.
+    """
+    from tierwise.curriculum.families import quiet_transformers
+
+    with _staged_folder(path) as temporary, quiet_transformers():
+        model.save_pretrained(temporary)
+        processor.save_pretrained(temporary)
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the run's checkpoints, oldest first; unfinished ones are not among them."""
     found = [path for path in folder.glob(f"{_PREFIX}*") if (path / STATE_NAME).is_file()]
@@ -179,7 +199,9 @@ def read_state(path: Path) -> TrainState:
     return TrainState(**{field.name: document[field.name] for field in fields})
 
 
-def load_checkpoint(path: Path, *, model: Any, optimizer: torch.optim.Optimizer) -> TrainState:
+def load_checkpoint(
+    path: Path, *, model: Any, optimizer: torch.optim.Optimizer, adapter: Any = None
+) -> TrainState:
     """Copy a checkpoint into the live model, optimizer and random generators; return its state.
 
     Parameters keep their identity, so whatever refers to them (an optimizer, hooks) goes on.
@@ -197,7 +219,10 @@ def load_checkpoint(path: Path, *, model: Any, optimizer: torch.optim.Optimizer)
         if found.get(name) != digest:
             wrong = "differs from its hash" if name in found else "is missing"
             raise IntegrityError(f"{path / name} {wrong}", hint="resume from the checkpoint before")
-    load_weights(path / MODEL_NAME, model)
+    if adapter is None:
+        load_weights(path / MODEL_NAME, model)
+    else:
+        load_adapter(adapter, path / MODEL_NAME)
     tree = _unpack(document["tree"], load_file(path / TENSORS_NAME))
     optimizer.load_state_dict(tree["optimizer"])
     _set_rng_state(tree["rng"])

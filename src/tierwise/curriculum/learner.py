@@ -35,6 +35,7 @@ from tierwise.curriculum.grpo import (
     policy_loss,
     token_weights,
 )
+from tierwise.curriculum.lora import adapter_dropout, without_adapter
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.rollouts import Rollouts, completion_logprobs, select_prompts
 
@@ -101,7 +102,7 @@ class Learner:
         self.position, self.flat_steps, self.updates = 0, 0, 0
         self.parameters = [p for p in model.model.parameters() if p.requires_grad]
         self.reference: LocalModel | None = None
-        if config.objective.kl_weight > 0:
+        if config.objective.kl_weight > 0 and model.adapter is None:
             frozen = _twin(model.model).requires_grad_(False).eval()
             self.reference = LocalModel(frozen, model.processor, template=model.template)
         for group in optimizer.param_groups:
@@ -197,6 +198,9 @@ class Learner:
         with torch.no_grad():
             if self.reference is not None:
                 reference_BT = self.logprobs(self.reference, rollouts)
+            elif config.kl_weight > 0:
+                with without_adapter(self.model):  # what the stage began with, at no memory
+                    reference_BT = self.logprobs(self.model, rollouts)
             old_BT = self.logprobs(self.model, rollouts) if self.config.inner_updates > 1 else None
         return _Batch(
             rollouts=rollouts,
@@ -224,7 +228,8 @@ class Learner:
         num_tokens = sum(int(batch.rollouts.mask_BT.sum()) for batch in batches)
         self.optimizer.zero_grad(set_to_none=True)
         for place, batch in enumerate(batches):
-            with accumulating(self.optimizer, last=place == len(batches) - 1):
+            last = place == len(batches) - 1
+            with accumulating(self.optimizer, last=last), adapter_dropout(self.model):
                 logprob_BT = self.logprobs(self.model, batch.rollouts)
                 now_BT = logprob_BT.detach()
                 old_BT = now_BT if batch.old_BT is None else batch.old_BT

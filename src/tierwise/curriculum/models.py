@@ -85,6 +85,9 @@ class LocalModel:
         processor: Its processor; must hold a tokenizer and a chat template.
         template: What is put around each question.
 
+    Attributes:
+        adapter: What `lora.attach_adapter` put into the model, or None.
+
     Raises:
         UsageError: The processor has no chat template.
     """
@@ -96,6 +99,7 @@ class LocalModel:
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.template = template or PromptTemplate()
+        self.adapter: Any = None
         self._prompts: dict[tuple[str, int], str] = {}
         if getattr(processor, "chat_template", None) is None:
             if getattr(self.tokenizer, "chat_template", None) is None:
@@ -137,6 +141,11 @@ class LocalModel:
             torch.set_num_threads(threads)
         if local_only and not Path(folder_or_id).is_dir():
             raise MissingFileError(f"no model folder {folder_or_id}")
+        if Path(folder_or_id, "adapter_config.json").is_file():
+            raise DataError(
+                f"{folder_or_id} holds an adapter, not a model",
+                hint="give the merged model: RUN/model, or merge_and_unload of peft",
+            )
         from tierwise.curriculum.families import load_processor, quiet_transformers
 
         with quiet_transformers():

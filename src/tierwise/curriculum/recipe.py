@@ -8,6 +8,7 @@ Left out: choosing the data (`select`), several seeds and arms (`study`).
     DIR/
       config.toml  record.jsonl      what was asked, what came out
       sft/  grpo/                    stages, see `book`
+      model/                         with [lora]: the trained model, its last adapter merged
       evaluations/KEY.jsonl          scores by sample, one file a (model, data, settings)
       report.html  figures/
 """
@@ -30,6 +31,7 @@ from tierwise.core.progress import SILENT, Progress
 from tierwise.core.records import RunRecord, read_jsonl, write_whole
 from tierwise.core.report import Report, write_report
 from tierwise.curriculum.book import TrainResult, data_hash
+from tierwise.curriculum.checkpoint import MODEL_NAME, save_model
 from tierwise.curriculum.evaluate import (
     Difference,
     EvalConfig,
@@ -41,7 +43,8 @@ from tierwise.curriculum.evaluate import (
 )
 from tierwise.curriculum.learner import TrainConfig
 from tierwise.curriculum.loop import train_grpo
-from tierwise.curriculum.models import LocalModel
+from tierwise.curriculum.lora import LoraConfig, attach_adapter, merge_adapter
+from tierwise.curriculum.models import LocalModel, key_seed
 from tierwise.curriculum.samples import Sample, read_samples, sample_of_plain_row
 from tierwise.curriculum.sft import SftConfig, read_targets, train_sft
 from tierwise.curriculum.training_figures import training_section
@@ -85,6 +88,7 @@ class RecipeConfig:
         target_field: Field of its rows to learn: `target` (worked) or `answer` (bare).
         seed: Of everything that is drawn.
         freeze: Parameters whose name has one of these parts stay as they are.
+        lora: Train an adapter in each stage, merged at its end; left out, the weights themselves.
         sft: The supervised stage, if any.
         grpo: The reinforcement stage, if any.
         sft_optimizer: Of the first.
@@ -99,6 +103,7 @@ class RecipeConfig:
     target_field: str = "target"
     seed: int = 0
     freeze: tuple[str, ...] = ()
+    lora: LoraConfig | None = None
     sft: SftConfig | None = None
     grpo: TrainConfig | None = None
     sft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-6))
@@ -168,6 +173,8 @@ def run_recipe(
         grpo_samples=samples,
         strata=strata,
         grpo_optimizer=config.grpo_optimizer,
+        lora=config.lora,
+        freeze=config.freeze,
     )
     stages = run_stages(
         model, plan, folder=folder, seed=config.seed, make_optimizer=make_optimizer,
@@ -175,12 +182,15 @@ def run_recipe(
     )  # fmt: skip
     if stages is None:
         return RecipeResult(finished=False, model_folder=None, stages={}, changes=(), report=None)
-    last = list(stages.values())[-1]
+    trained = list(stages.values())[-1].model_folder
+    if config.lora is not None:
+        trained = folder / MODEL_NAME
+        save_model(trained, model=model.model, processor=model.processor)
     changes = differences(before, score(), seed=config.seed) if held_out else ()
     _record(folder, stages, changes, clock)
     return RecipeResult(
         finished=True,
-        model_folder=last.model_folder,
+        model_folder=trained,
         stages=stages,
         changes=changes,
         report=write_report(_report(stages, changes), folder),
@@ -199,6 +209,8 @@ class Plan:
     grpo_samples: Sequence[Sample]
     strata: Mapping[str, str]
     grpo_optimizer: OptimizerConfig
+    lora: LoraConfig | None = None
+    freeze: tuple[str, ...] = ()
 
 
 def run_stages(
@@ -215,6 +227,7 @@ def run_stages(
     """Train a model in place through the stages of a plan; None when it was asked to stop."""
     stages: dict[str, TrainResult] = {}
     if plan.sft is not None:
+        _adapt(model, plan, seed=seed, stage="sft")
         optimizer = make_optimizer(model.model, plan.sft_optimizer, plan.sft.max_grad_norm)
         try:
             stages["sft"] = train_sft(
@@ -225,7 +238,9 @@ def run_stages(
             close(optimizer)
         if not stages["sft"].finished:
             return None
+        merge_adapter(model)
     if plan.grpo is not None:
+        _adapt(model, plan, seed=seed, stage="grpo")
         optimizer = make_optimizer(model.model, plan.grpo_optimizer, plan.grpo.max_grad_norm)
         try:
             stages["grpo"] = train_grpo(
@@ -236,7 +251,14 @@ def run_stages(
             close(optimizer)
         if not stages["grpo"].finished:
             return None
+        merge_adapter(model)
     return stages
+
+
+def _adapt(model: LocalModel, plan: Plan, *, seed: int, stage: str) -> None:
+    if plan.lora is not None:
+        seed = key_seed("stage", seed, stage)
+        attach_adapter(model, plan.lora, seed=seed, exclude=plan.freeze)
 
 
 def judged(sample: Sample, text: str) -> float:

@@ -32,6 +32,7 @@ from tierwise.core.records import read_jsonl
 from tierwise.curriculum.book import Book, TrainResult, data_hash
 from tierwise.curriculum.experience import take
 from tierwise.curriculum.learner import accumulating, clip_and_step
+from tierwise.curriculum.lora import adapter_dropout
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.rollouts import Rollouts, completion_logprobs
 from tierwise.curriculum.samples import Sample, load_image, sample_of_plain_row
@@ -180,12 +181,13 @@ def _step(
     loss_sum = 0.0
     optimizer.zero_grad(set_to_none=True)
     for place, batch in enumerate(batches):
-        logprob_BT = completion_logprobs(model, batch, temperature=1.0)
-        loss = -torch.where(batch.mask_BT, logprob_BT, 0.0).sum() / num_tokens
-        if not bool(torch.isfinite(loss)):
-            optimizer.zero_grad(set_to_none=True)
-            raise FloatingPointError(f"loss is {loss.item()}")
-        with accumulating(optimizer, last=place == len(batches) - 1):
+        last = place == len(batches) - 1
+        with accumulating(optimizer, last=last), adapter_dropout(model):
+            logprob_BT = completion_logprobs(model, batch, temperature=1.0)
+            loss = -torch.where(batch.mask_BT, logprob_BT, 0.0).sum() / num_tokens
+            if not bool(torch.isfinite(loss)):
+                optimizer.zero_grad(set_to_none=True)
+                raise FloatingPointError(f"loss is {loss.item()}")
             loss.backward()  # type: ignore[no-untyped-call]
         loss_sum += loss.item()
     trained = [p for p in model.model.parameters() if p.requires_grad]
