@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from tierwise.core.errors import DataError
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.probes import Sampling
+from tierwise.curriculum.rscore import Tree
 from tierwise.curriculum.samples import SampleSet, load_image
 from tierwise.curriculum.scoring import ScoreConfig, score
 from tierwise.curriculum.tiny import build
@@ -128,9 +130,15 @@ def test_a_qwen_family_runs_every_probe(
     check_probes(LocalModel.load(tmp_path / "model"), held_out, tmp_path / "out")
 
 
-def check_probes(model: LocalModel, held_out: SampleSet, folder: Path) -> None:
+def check_probes(
+    model: LocalModel, held_out: SampleSet, folder: Path, *, num_image_tokens: int = 9
+) -> None:
     config = ScoreConfig(
-        num_attempts=1, permilles=(0, 500), sampling=Sampling(batch_size=8, max_new_tokens=4)
+        num_attempts=1,
+        permilles=(0, 500),
+        rscore=True,
+        tree=Tree(branches=2, depth=2, interval=2),
+        sampling=Sampling(batch_size=8, max_new_tokens=4),
     )
     samples = held_out.samples[:5]
     found = score(samples, model, config=config, folder=folder, seed=0)
@@ -138,13 +146,22 @@ def check_probes(model: LocalModel, held_out: SampleSet, folder: Path) -> None:
     for row in found.rows:
         assert row.cmab_sum is not None
         assert row.cmab_mean is not None
+        assert row.cmab_sink_masked is not None
         assert row.cmab_question_only is not None
         assert row.cmab_sum > 0
+        assert row.pass_rate is not None
+        assert row.grey_rate is not None
+        assert row.blind_rate is not None
+        assert row.curve_permilles == (0, 500)
+        assert None not in row.curve_rates
+        assert row.r_score is not None
+        assert 2 <= row.tree_leaves <= 4
 
     prompts = model.encode(samples, [[load_image(one.images[0])] for one in samples])
     images = torch.tensor(model.image_token_ids())
     per_row = torch.isin(prompts.inputs["input_ids"], images).sum(1)
-    assert per_row.tolist() == [9] * 5  # 48 pixels: 6 x 6 patches, merged by 2 x 2
+    # 48 pixels: 6 x 6 patches, merged by 2 x 2 in most families
+    assert per_row.tolist() == [num_image_tokens] * 5
 
 
 GEMMA_TOKENS = {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<img>"}
@@ -244,6 +261,83 @@ def save_internvl(folder: Path) -> None:
 def test_internvl_runs_every_probe(held_out: SampleSet, tmp_path: Path) -> None:
     save_internvl(tmp_path / "model")
     check_probes(LocalModel.load(tmp_path / "model"), held_out, tmp_path / "out")
+
+
+SMOL_TOKENS = ["<image>", "<fake_token_around_image>", "<global-img>"]
+SMOL_TILES = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+
+
+def save_smolvlm(folder: Path, *, split: bool) -> None:
+    import transformers
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    kit: Any = transformers
+    images: Any = SmolVLMImageProcessorPil
+    tokenizer: Any = build.build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [*SMOL_TOKENS, *SMOL_TILES]})
+    template = QWEN_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
+    tokenizer.chat_template = None
+    text = {**text_settings(tokenizer), "model_type": "llama"}
+    text.pop("rope_parameters")
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 48,
+        "patch_size": 8,
+    }
+    torch.manual_seed(0)
+    kit.SmolVLMForConditionalGeneration(
+        kit.SmolVLMConfig(
+            text_config=text,
+            vision_config=vision,
+            image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+            scale_factor=2,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    images(
+        size={"longest_edge": 96 if split else 48},
+        max_image_size={"longest_edge": 48},
+        do_image_splitting=split,
+    ).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_smolvlm_runs_every_probe(held_out: SampleSet, tmp_path: Path, split: bool) -> None:
+    save_smolvlm(tmp_path / "model", split=split)
+    model = LocalModel.load(tmp_path / "model")
+    tiles = 5 if split else 1  # two by two and the whole
+    check_probes(model, held_out, tmp_path / "out", num_image_tokens=9 * tiles)
+
+
+def test_smolvlm_prompts_are_those_of_its_own_processor(
+    held_out: SampleSet, tmp_path: Path
+) -> None:
+    from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+    theirs: Any = get_image_prompt_string
+    for split in (False, True):
+        save_smolvlm(tmp_path / str(split), split=split)
+        model = LocalModel.load(tmp_path / str(split))
+        sample = held_out.samples[0]
+        prompts = model.encode([sample], [[load_image(sample.images[0])]])
+        side = 2 if split else 0
+        picture = theirs(side, side, 9, SMOL_TOKENS[1], SMOL_TOKENS[0], SMOL_TOKENS[2])
+        expected = model.tokenizer(prompts.texts[0].replace("<image>", picture))["input_ids"]
+        assert prompts.inputs["input_ids"][0].tolist() == expected
+
+
+def test_llava_runs_every_probe(held_out: SampleSet, tmp_path: Path) -> None:
+    config = build.TinyConfig(layers=4)
+    build.build_model(config, seed=0).save_pretrained(tmp_path / "model")
+    build.build_processor(config).save_pretrained(tmp_path / "model")
+    model = LocalModel.load(tmp_path / "model")
+    side = 48 // config.patch_side
+    check_probes(model, held_out, tmp_path / "out", num_image_tokens=side**2)
 
 
 def test_a_folder_with_a_tokenizer_only_is_refused(tmp_path: Path) -> None:

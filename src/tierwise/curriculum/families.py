@@ -1,17 +1,18 @@
 """What differs between model families when transformers loads them without torchvision.
 
-`AutoProcessor` is right where it works. The processors of the Qwen-VL families and of InternVL
-insist on a video processor, which needs torchvision, and then fail or come back as a bare
-tokenizer; `PictureProcessor` is the image half of them. Left out: video, SmolVLM (its processor
-needs num2words and a video processor), and families whose weights are not in transformers' own
-form (remote code is never run).
+`AutoProcessor` is right where it works. The processors of the Qwen-VL families, of InternVL and of
+SmolVLM insist on a video processor, which needs torchvision, and then fail or come back as a bare
+tokenizer; `PictureProcessor` is the image half of them. Left out: video, and families whose weights
+are not in transformers' own form (remote code is never run).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ class PictureProcessor:
         expand: Image processor's output -> the text that each picture's token becomes.
         keep: Which of the image processor's outputs the model takes.
         token_types: Whether the model wants to be told which tokens are image tokens.
+        nested: Whether the image processor takes a list of pictures a prompt.
+        settings: Further arguments of the image processor.
     """
 
     def __init__(
@@ -42,12 +45,15 @@ class PictureProcessor:
         expand: Callable[[Mapping[str, Any]], list[str]],
         keep: Sequence[str],
         token_types: bool,
+        nested: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.image_processor = image_processor
         self.chat_template = tokenizer.chat_template
         self._image_token = image_token
         self._expand, self._keep, self._token_types = expand, keep, token_types
+        self._nested, self._settings = nested, dict(settings or {})
 
     def apply_chat_template(
         self, messages: Sequence[Any], *, add_generation_prompt: bool = False
@@ -75,7 +81,11 @@ class PictureProcessor:
         extra: dict[str, torch.Tensor] = {}
         pieces: list[str] = []
         if pictures:
-            patches = self.image_processor(images=pictures, return_tensors=return_tensors)
+            patches = self.image_processor(
+                images=[[picture] for picture in pictures] if self._nested else pictures,
+                return_tensors=return_tensors,
+                **self._settings,
+            )
             extra = {name: patches[name] for name in self._keep}
             pieces = self._expand(patches)
         left = iter(pieces)
@@ -125,6 +135,8 @@ def load_processor(folder_or_id: str, *, local_only: bool) -> Any:
             return _load_qwen(kit, folder_or_id, local_only=local_only)
         if config.model_type == "internvl":
             return _load_internvl(kit, folder_or_id, config, local_only=local_only)
+        if config.model_type == "smolvlm":
+            return _load_smolvlm(kit, folder_or_id, config, local_only=local_only)
         processor = kit.AutoProcessor.from_pretrained(folder_or_id, local_files_only=local_only)
     except (OSError, ValueError, ImportError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -146,7 +158,7 @@ def _load_qwen(kit: Any, folder_or_id: str, *, local_only: bool) -> PictureProce
         return [token * (int(grid.prod()) // merged) for grid in patches["image_grid_thw"]]
 
     return PictureProcessor(
-        kit.AutoTokenizer.from_pretrained(folder_or_id, local_files_only=local_only),
+        _load_tokenizer(kit, folder_or_id, local_only=local_only),
         images,
         image_token=token,
         expand=expand,
@@ -161,7 +173,7 @@ def _load_internvl(
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
     image_kind: Any = GotOcr2ImageProcessorPil
-    tokenizer = kit.AutoTokenizer.from_pretrained(folder_or_id, local_files_only=local_only)
+    tokenizer = _load_tokenizer(kit, folder_or_id, local_only=local_only)
     token = tokenizer.convert_ids_to_tokens(config.image_token_id)
 
     def expand(patches: Mapping[str, Any]) -> list[str]:
@@ -177,3 +189,61 @@ def _load_internvl(
         keep=("pixel_values",),
         token_types=False,
     )
+
+
+def _load_smolvlm(
+    kit: Any, folder_or_id: str, config: Any, *, local_only: bool
+) -> PictureProcessor:
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    image_kind: Any = SmolVLMImageProcessorPil
+    tokenizer = _load_tokenizer(kit, folder_or_id, local_only=local_only)
+    token = tokenizer.convert_ids_to_tokens(config.image_token_id)
+    vision = config.vision_config
+    each = token * ((vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2)
+    around = getattr(tokenizer, "fake_image_token", "<fake_token_around_image>")
+    whole = getattr(tokenizer, "global_image_token", "<global-img>")
+
+    def expand(patches: Mapping[str, Any]) -> list[str]:
+        pieces = []
+        for (rows,), (columns,) in zip(patches["rows"], patches["cols"], strict=True):
+            tiles = [
+                "".join(
+                    f"{around}<row_{row + 1}_col_{column + 1}>{each}"
+                    for column in range(int(columns))
+                )
+                for row in range(int(rows))
+            ]
+            lead = "".join(f"{line}\n" for line in tiles) + "\n" if tiles else ""
+            pieces.append(f"{lead}{around}{whole}{each}{around}")
+        return pieces
+
+    return PictureProcessor(
+        tokenizer,
+        image_kind.from_pretrained(folder_or_id, local_files_only=local_only),
+        image_token=token,
+        expand=expand,
+        keep=("pixel_values", "pixel_attention_mask"),
+        token_types=False,
+        nested=True,
+        settings={"return_row_col_info": True},
+    )
+
+
+def _load_tokenizer(kit: Any, folder_or_id: str, *, local_only: bool) -> Any:
+    """Return a tokenizer, with the chat template that older folders keep in a file of its own."""
+    from transformers.utils.hub import cached_file
+
+    tokenizer = kit.AutoTokenizer.from_pretrained(folder_or_id, local_files_only=local_only)
+    if tokenizer.chat_template is None:
+        older: Any = cached_file
+        found = older(
+            folder_or_id,
+            "chat_template.json",
+            local_files_only=local_only,
+            _raise_exceptions_for_missing_entries=False,
+        )
+        if found is not None:
+            text = Path(found).read_text(encoding="utf-8")
+            tokenizer.chat_template = json.loads(text)["chat_template"]
+    return tokenizer
