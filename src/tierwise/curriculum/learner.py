@@ -7,7 +7,7 @@ Any `torch.optim.Optimizer` will do. One that works while backward is still runn
 what it has: with `max_grad_norm` it clips by itself and tells its `grad_norm`; with `accumulate()`
 it is told when more gradient of the same step is to come.
 
-Left out: several devices, gradient checkpointing, scaling for float16.
+Left out: several devices, scaling for float16.
 
 Shapes: P prompts, B rollouts, T completion tokens.
 """
@@ -37,6 +37,7 @@ from tierwise.curriculum.grpo import (
 )
 from tierwise.curriculum.lora import adapter_dropout, without_adapter
 from tierwise.curriculum.models import LocalModel
+from tierwise.curriculum.recompute import recomputing
 from tierwise.curriculum.rollouts import Rollouts, completion_logprobs, select_prompts
 
 
@@ -53,6 +54,8 @@ class TrainConfig:
         max_flat_steps: Steps in a row without one usable group after which the run ends.
         checkpoint_every: Steps between checkpoints; the last step always makes one.
         bf16: Forward passes under bfloat16 autocast.
+        gradient_checkpointing: Make activations again in backward instead of keeping them; see
+            `recompute`.
         sampling: How rollouts are made.
         objective: The loss.
 
@@ -67,6 +70,7 @@ class TrainConfig:
     max_flat_steps: int = 8
     checkpoint_every: int = 20
     bf16: bool = False
+    gradient_checkpointing: bool = False
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     objective: GrpoConfig = field(default_factory=GrpoConfig)
 
@@ -135,9 +139,7 @@ class Learner:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context of every forward pass."""
-        if not self.config.bf16:
-            return nullcontext()
-        return torch.autocast(self.model.device.type, dtype=torch.bfloat16)
+        return autocast(self.model, bf16=self.config.bf16)
 
     def check(self, experience: Experience, values: Mapping[str, Any]) -> None:
         """Count the step, and refuse it when there has been nothing to learn for too long."""
@@ -218,7 +220,7 @@ class Learner:
                 model,
                 rollouts,
                 temperature=sampling.temperature,
-                share_prompts=sampling.share_prompts,
+                share_prompts=sampling.share_prompts and not self.config.gradient_checkpointing,
             )
 
     def one_update(self, batches: Sequence[_Batch]) -> dict[str, float]:
@@ -229,7 +231,11 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         for place, batch in enumerate(batches):
             last = place == len(batches) - 1
-            with accumulating(self.optimizer, last=last), adapter_dropout(self.model):
+            with (
+                accumulating(self.optimizer, last=last),
+                adapter_dropout(self.model),
+                recomputing(self.model.model, enabled=self.config.gradient_checkpointing),
+            ):
                 logprob_BT = self.logprobs(self.model, batch.rollouts)
                 now_BT = logprob_BT.detach()
                 old_BT = now_BT if batch.old_BT is None else batch.old_BT
@@ -254,6 +260,11 @@ class Learner:
             raise BadStepError(f"gradient norm is {norm}")
         values["grad_norm"] = norm
         return values
+
+
+def autocast(model: LocalModel, *, bf16: bool) -> AbstractContextManager[object]:
+    """Return the context of a forward pass: bfloat16 where it is safe, or as the weights are."""
+    return torch.autocast(model.device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
 
 
 def accumulating(optimizer: torch.optim.Optimizer, *, last: bool) -> AbstractContextManager[object]:

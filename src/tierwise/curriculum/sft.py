@@ -31,9 +31,10 @@ from tierwise.core.progress import SILENT, Progress
 from tierwise.core.records import read_jsonl
 from tierwise.curriculum.book import Book, TrainResult, data_hash
 from tierwise.curriculum.experience import take
-from tierwise.curriculum.learner import accumulating, clip_and_step
+from tierwise.curriculum.learner import accumulating, autocast, clip_and_step
 from tierwise.curriculum.lora import adapter_dropout
 from tierwise.curriculum.models import LocalModel
+from tierwise.curriculum.recompute import recomputing
 from tierwise.curriculum.rollouts import Rollouts, completion_logprobs
 from tierwise.curriculum.samples import Sample, load_image, sample_of_plain_row
 
@@ -51,6 +52,8 @@ class SftConfig:
         max_grad_norm: As in `TrainConfig`.
         shuffle: Take samples in an order drawn from the seed for every epoch.
         checkpoint_every: Steps between checkpoints; the last step always makes one.
+        bf16: As in `TrainConfig`.
+        gradient_checkpointing: As in `TrainConfig`.
     """
 
     steps: int = 100
@@ -60,6 +63,8 @@ class SftConfig:
     max_grad_norm: float = 1.0
     shuffle: bool = True
     checkpoint_every: int = 50
+    bf16: bool = False
+    gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         if min(self.steps, self.batch_size, self.checkpoint_every) < 1:
@@ -182,8 +187,15 @@ def _step(
     optimizer.zero_grad(set_to_none=True)
     for place, batch in enumerate(batches):
         last = place == len(batches) - 1
-        with accumulating(optimizer, last=last), adapter_dropout(model):
-            logprob_BT = completion_logprobs(model, batch, temperature=1.0)
+        with (
+            accumulating(optimizer, last=last),
+            adapter_dropout(model),
+            recomputing(model.model, enabled=config.gradient_checkpointing),
+        ):
+            with autocast(model, bf16=config.bf16):
+                logprob_BT = completion_logprobs(
+                    model, batch, temperature=1.0, share_prompts=not config.gradient_checkpointing
+                )
             loss = -torch.where(batch.mask_BT, logprob_BT, 0.0).sum() / num_tokens
             if not bool(torch.isfinite(loss)):
                 optimizer.zero_grad(set_to_none=True)
