@@ -32,7 +32,7 @@ def train(*, config: Path, out: Path, overrides: tuple[str, ...], as_json: bool)
     require_extra("curriculum")
     from tierwise.core.config import load_config
     from tierwise.core.progress import choose_progress
-    from tierwise.curriculum.recipe import RecipeConfig, run_recipe
+    from tierwise.curriculum.recipe import RecipeConfig, is_first_process, run_recipe
 
     recipe = load_config(RecipeConfig, config, overrides)
     with stop_on_signal() as stop:
@@ -46,6 +46,8 @@ def train(*, config: Path, out: Path, overrides: tuple[str, ...], as_json: bool)
         )
     if not result.finished:
         raise KeyboardInterrupt
+    if not is_first_process():
+        return
     record: dict[str, object] = {"model": str(result.model_folder), "report": str(result.report)}
     record |= {f"{name}_steps": stage.steps for name, stage in result.stages.items()}
     for change in result.changes:

@@ -15,6 +15,7 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
         "torch", "transformers", "tokenizers", "safetensors", "PIL", "sklearn", "numpy",
         "pyarrow", "math_verify", "scipy", "peft",
     ),
+    "trl": ("trl", "accelerate", "datasets"),
     "offload": ("torch", "numpy", "numba"),
     "archive": ("pycdlib", "numpy"),
     "tco": ("numpy", "scipy"),

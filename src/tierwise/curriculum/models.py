@@ -198,7 +198,8 @@ class LocalModel:
             self._prompts[question, num_images] = self._render(question, num_images)
         return self._prompts[question, num_images]
 
-    def _render(self, question: str, num_images: int) -> str:
+    def messages(self, question: str, *, num_images: int) -> list[dict[str, Any]]:
+        """Return the prompt as chat messages; pictures stand at the question's tags, else first."""
         content: list[dict[str, str]] = []
         pieces = question.split(IMAGE_TAG) if IMAGE_TAG in question else None
         if pieces is None:
@@ -215,6 +216,10 @@ class LocalModel:
         if self.template.system:
             system = [{"type": "text", "text": self.template.system}]
             messages.insert(0, {"role": "system", "content": system})
+        return messages
+
+    def _render(self, question: str, num_images: int) -> str:
+        messages = self.messages(question, num_images=num_images)
         text = self.processor.apply_chat_template(messages, add_generation_prompt=True)
         assert isinstance(text, str)
         return text

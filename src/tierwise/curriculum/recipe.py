@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -51,6 +53,14 @@ from tierwise.curriculum.training_figures import training_section
 from tierwise.curriculum.verdicts import reward as verdict_reward
 
 _TINY = "tiny"
+
+
+class Backend(StrEnum):
+    """Whose loop trains."""
+
+    TIERWISE = "tierwise"
+    TRL = "trl"
+    """TRL's `SFTTrainer` and `GRPOTrainer`, see `trl_backend`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +104,7 @@ class RecipeConfig:
         sft_optimizer: Of the first.
         grpo_optimizer: Of the second.
         evaluate: How to evaluate.
+        backend: Whose loop trains.
     """
 
     model: str
@@ -109,11 +120,15 @@ class RecipeConfig:
     sft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-6))
     grpo_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluate: EvalConfig = field(default_factory=EvalConfig)
+    backend: Backend = Backend.TIERWISE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeResult:
-    """What a run came to; `model_folder` is None while it is not finished."""
+    """What a run came to; `model_folder` is None while it is not finished.
+
+    Only the first of several processes has a report.
+    """
 
     finished: bool
     model_folder: Path | None
@@ -144,12 +159,17 @@ def run_recipe(
         clock: Seconds since the epoch; only ever seen under `timing`.
 
     Raises:
-        ConfigError: Neither stage is asked for, or `freeze` leaves nothing to train.
+        ConfigError: Neither stage is asked for, `freeze` leaves nothing to train, or the backend
+            cannot do what is asked.
         TrainingError: See `train_grpo`.
         StateError: `folder` holds another run.
     """
     if config.sft is None and config.grpo is None:
         raise ConfigError("neither [sft] nor [grpo] is given", hint="add [grpo] to the file")
+    if config.backend is Backend.TRL:
+        from tierwise.curriculum.trl_backend import refuse_unsupported
+
+        refuse_unsupported(config)
     samples = read_samples(base / config.data).samples
     strata = read_strata(base / config.data)
     held_out = read_samples(base / config.held_out).samples if config.held_out else ()
@@ -175,6 +195,7 @@ def run_recipe(
         grpo_optimizer=config.grpo_optimizer,
         lora=config.lora,
         freeze=config.freeze,
+        backend=config.backend,
     )
     stages = run_stages(
         model, plan, folder=folder, seed=config.seed, make_optimizer=make_optimizer,
@@ -183,6 +204,10 @@ def run_recipe(
     if stages is None:
         return RecipeResult(finished=False, model_folder=None, stages={}, changes=(), report=None)
     trained = list(stages.values())[-1].model_folder
+    if not is_first_process():
+        return RecipeResult(
+            finished=True, model_folder=trained, stages=stages, changes=(), report=None
+        )
     if config.lora is not None:
         trained = folder / MODEL_NAME
         save_model(trained, model=model.model, processor=model.processor)
@@ -211,6 +236,7 @@ class Plan:
     grpo_optimizer: OptimizerConfig
     lora: LoraConfig | None = None
     freeze: tuple[str, ...] = ()
+    backend: Backend = Backend.TIERWISE
 
 
 def run_stages(
@@ -226,11 +252,12 @@ def run_stages(
 ) -> dict[str, TrainResult] | None:
     """Train a model in place through the stages of a plan; None when it was asked to stop."""
     stages: dict[str, TrainResult] = {}
+    run_sft, run_grpo = _trainers(plan.backend)
     if plan.sft is not None:
         _adapt(model, plan, seed=seed, stage="sft")
         optimizer = make_optimizer(model.model, plan.sft_optimizer, plan.sft.max_grad_norm)
         try:
-            stages["sft"] = train_sft(
+            stages["sft"] = run_sft(
                 model, plan.sft_samples, plan.targets, optimizer, plan.sft, folder=folder / "sft",
                 seed=seed, progress=progress, stop=stop, clock=clock,
             )  # fmt: skip
@@ -243,7 +270,7 @@ def run_stages(
         _adapt(model, plan, seed=seed, stage="grpo")
         optimizer = make_optimizer(model.model, plan.grpo_optimizer, plan.grpo.max_grad_norm)
         try:
-            stages["grpo"] = train_grpo(
+            stages["grpo"] = run_grpo(
                 model, plan.grpo_samples, optimizer, plan.grpo, folder=folder / "grpo", seed=seed,
                 reward=judged, strata=plan.strata, progress=progress, stop=stop, clock=clock,
             )  # fmt: skip
@@ -261,9 +288,25 @@ def _adapt(model: LocalModel, plan: Plan, *, seed: int, stage: str) -> None:
         attach_adapter(model, plan.lora, seed=seed, exclude=plan.freeze)
 
 
+def _trainers(
+    backend: Backend,
+) -> tuple[Callable[..., TrainResult], Callable[..., TrainResult]]:
+    """Return what trains each stage; both backends take the same arguments."""
+    if backend is Backend.TIERWISE:
+        return train_sft, train_grpo
+    from tierwise.curriculum import trl_backend
+
+    return trl_backend.train_sft, trl_backend.train_grpo
+
+
 def judged(sample: Sample, text: str) -> float:
     """Return the score of an answer by the sample's task: what a stage maximises by default."""
     return verdict_reward(sample.answer, text, task=sample.task)
+
+
+def is_first_process() -> bool:
+    """Return whether this is the process that writes, where a launcher started several."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def model_path(name: str, base: Path) -> Path:
