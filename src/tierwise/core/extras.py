@@ -20,6 +20,7 @@ EXTRA_MODULES: dict[str, tuple[str, ...]] = {
     "archive": ("pycdlib", "numpy"),
     "tco": ("numpy", "scipy"),
     "report": ("matplotlib",),
+    "tensorboard": ("tensorboard",),
     "serve": ("starlette", "uvicorn"),
 }  # fmt: skip
 

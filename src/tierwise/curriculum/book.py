@@ -1,6 +1,7 @@
 """What a training stage writes as it goes: its record, its checkpoints, and how it begins again.
 
     folder/record.jsonl              one event "train", then one "step" a step
+    folder/events.out.tfevents.*     the same numbers for TensorBoard, if asked for
     folder/checkpoints/step-NNNNNN/  see docs/formats/checkpoint.md
 
 A stage resumes only what it began itself: a checkpoint agrees in configuration, seed, data and
@@ -14,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import torch
@@ -29,12 +30,13 @@ from tierwise.curriculum.checkpoint import (
     read_state,
     save_checkpoint,
 )
+from tierwise.curriculum.curves import Curves
 from tierwise.curriculum.lora import adapter_settings
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.samples import Sample, image_digest
 
 CHECKPOINT_FOLDER = "checkpoints"
-_NOT_IDENTITY = ("checkpoint_every",)
+_NOT_IDENTITY = ("checkpoint_every", "tensorboard")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,8 @@ class Book:
         clock: Callable[[], float],
     ) -> None:
         self.record = RunRecord(folder, clock=clock)
+        self._folder, self._clock = folder, clock
+        self._curves: Curves | None = None
         self.checkpoints = folder / CHECKPOINT_FOLDER
         self._model, self._optimizer = model, optimizer
         self._config: dict[str, Any] = msgspec.to_builtins(config)
@@ -96,12 +100,26 @@ class Book:
             "starting model": model.model_hash(),
         }
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._curves is not None:
+            self._curves.close()
+
     def resume_or_begin(self) -> TrainState:
         """Return where to go on, with model, optimizer and generators as they were there.
 
         Raises:
             StateError: The folder holds another run's checkpoints.
+            MissingExtraError: TensorBoard files are asked for, and it is not installed.
         """
+        state = self._resume_or_begin()
+        if self._config.get("tensorboard"):
+            self._curves = Curves(self._folder, first_step=state.step + 1)
+        return state
+
+    def _resume_or_begin(self) -> TrainState:
         found = list_checkpoints(self.checkpoints)
         if not found:
             self.record.truncate(0)
@@ -146,6 +164,9 @@ class Book:
         """Append a step to the record; seconds go under `timing`."""
         timing = {name: round(value, 4) for name, value in seconds.items()}
         self.record.event("step", step=step, **values, timing=timing)
+        if self._curves is not None:
+            told = {**values, "timing": timing}
+            self._curves.note(step, told, time_s=self._clock())
 
     def last_checkpoint(self) -> Path:
         """Return the newest checkpoint; there is one from the first moment on."""

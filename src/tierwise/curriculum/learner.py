@@ -56,6 +56,7 @@ class TrainConfig:
         bf16: Forward passes under bfloat16 autocast.
         gradient_checkpointing: Make activations again in backward instead of keeping them; see
             `recompute`.
+        tensorboard: Write every step as TensorBoard event files too, beside `record.jsonl`.
         sampling: How rollouts are made.
         objective: The loss.
 
@@ -71,6 +72,7 @@ class TrainConfig:
     checkpoint_every: int = 20
     bf16: bool = False
     gradient_checkpointing: bool = False
+    tensorboard: bool = False
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     objective: GrpoConfig = field(default_factory=GrpoConfig)
 

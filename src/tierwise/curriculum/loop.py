@@ -68,7 +68,7 @@ def train_grpo(
         samples: In curriculum order; taken again from the first when used up.
         optimizer: Any optimizer over the model's parameters, as new also when resuming.
         config: The stage.
-        folder: Gets `record.jsonl` (one event a step) and `checkpoints/`.
+        folder: Gets `record.jsonl` (one event a step), `checkpoints/` and TensorBoard files.
         seed: Draws rollouts, and the order when shuffled.
         reward: Worth of a completion; one that raises counts as no verdict, and is reported.
         strata: Sample id -> name, for rewards by stratum.
@@ -91,7 +91,7 @@ def train_grpo(
     )  # fmt: skip
     task_data = _TaskData(samples=samples, reward=reward, strata=strata or {}, seed=seed)
     sampling, finished = config.sampling, True
-    with progress.task("training", config.steps) as task, _evaluating(model.model):
+    with book, progress.task("training", config.steps) as task, _evaluating(model.model):
         state = book.resume_or_begin()
         learner.restore(state)
         start = state.step

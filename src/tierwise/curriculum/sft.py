@@ -54,6 +54,7 @@ class SftConfig:
         checkpoint_every: Steps between checkpoints; the last step always makes one.
         bf16: As in `TrainConfig`.
         gradient_checkpointing: As in `TrainConfig`.
+        tensorboard: As in `TrainConfig`.
     """
 
     steps: int = 100
@@ -65,6 +66,7 @@ class SftConfig:
     checkpoint_every: int = 50
     bf16: bool = False
     gradient_checkpointing: bool = False
+    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         if min(self.steps, self.batch_size, self.checkpoint_every) < 1:
@@ -119,7 +121,7 @@ def train_sft(
     )  # fmt: skip
     model.model.eval()
     finished = True
-    with progress.task("fine-tuning", config.steps) as task:
+    with book, progress.task("fine-tuning", config.steps) as task:
         state = book.resume_or_begin()
         start, position = state.step, state.position
         task.advance(start)
