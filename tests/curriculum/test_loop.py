@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -383,6 +384,42 @@ def test_a_loss_that_is_not_finite_names_the_batch_and_keeps_the_last_checkpoint
     rest, _, _ = train(tmp_path, samples, config())
     assert rest.resumed_from == 2
     assert rest.finished
+
+
+def test_a_reward_that_hangs_names_the_batch_and_keeps_the_last_checkpoint(
+    samples: list[Sample], tmp_path: Path
+) -> None:
+    calls = iter(range(1000))
+
+    def hangs(sample: Sample, text: str) -> float:
+        if next(calls) == 16 * 3 + 5:  # in the fourth step, at its second sample
+            while True:
+                time.sleep(1000)
+        return starts_with_a_number(sample, text)
+
+    started = time.monotonic()
+    with pytest.raises(TrainingError) as caught:
+        train(tmp_path, samples, config(reward_timeout_s=2.0), reward=hangs)
+    assert time.monotonic() - started < 60
+    said = f"the reward of {samples[(3 * 4 + 1) % 11].id} did not come within 2 s at step 4"
+    assert said in str(caught.value)
+    assert "step-000002" in str(caught.value.hint)
+    assert "reward_timeout_s" in str(caught.value.hint)
+    rest, weights, _ = train(tmp_path, samples, config(reward_timeout_s=0.0))
+    _, expected, _ = train(tmp_path / "whole", samples, config())
+    assert (rest.resumed_from, rest.finished) == (2, True)
+    assert same_bits(weights, expected)
+
+
+def test_slow_rewards_of_a_pass_add_up(samples: list[Sample], tmp_path: Path) -> None:
+    def slow(sample: Sample, text: str) -> float:
+        time.sleep(0.1)
+        return starts_with_a_number(sample, text)
+
+    with pytest.raises(TrainingError, match=r"within 0\.5 s at step 1"):
+        train(tmp_path, samples, config(reward_timeout_s=0.5), reward=slow)
+    with pytest.raises(UsageError, match="reward_timeout_s"):
+        config(reward_timeout_s=-1.0)
 
 
 class Notes(SilentProgress):

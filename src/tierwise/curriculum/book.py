@@ -36,7 +36,7 @@ from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.samples import Sample, image_digest
 
 CHECKPOINT_FOLDER = "checkpoints"
-_NOT_IDENTITY = ("checkpoint_every", "tensorboard")
+_NOT_IDENTITY = ("checkpoint_every", "tensorboard", "reward_timeout_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

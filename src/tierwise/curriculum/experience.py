@@ -20,12 +20,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tierwise.core.errors import UsageError
+from tierwise.curriculum.deadline import OverdueError, call_within
 from tierwise.curriculum.grpo import zero_advantage_groups
 from tierwise.curriculum.models import LocalModel, key_seed
 from tierwise.curriculum.rollouts import Rollouts, sample_rollouts
@@ -33,6 +35,18 @@ from tierwise.curriculum.samples import Sample, load_image
 
 Reward = Callable[[Sample, str], float]
 """What a completion is worth: (sample, text) -> a number, or NaN where there is no verdict."""
+
+
+class RewardTimeoutError(Exception):
+    """Raised when a pass's rewards do not come; becomes a TrainingError that names the batch.
+
+    It ends the run, unlike a reward that raises: a verdict that depends on the clock would make
+    the run another one each time.
+    """
+
+    def __init__(self, samples: Sequence[Sample], waited_for: str, timeout_s: float) -> None:
+        super().__init__(f"the reward of {waited_for} did not come within {timeout_s:g} s")
+        self.samples = samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +126,7 @@ def collect(
     position: int,
     seed: int,
     step: int,
+    reward_timeout_s: float = 0.0,
 ) -> Experience:
     """Return the rollouts of one step with their rewards.
 
@@ -123,6 +138,10 @@ def collect(
         position: Samples taken before.
         seed: The run's seed; with `step`, sample and number it seeds every rollout.
         step: The step's number.
+        reward_timeout_s: How long the rewards of a pass may take together; 0 is for ever.
+
+    Raises:
+        RewardTimeoutError: They took longer.
     """
     experience = Experience(passes=[], position=position, refills=0, reward_error=None)
     seconds: dict[str, float] = defaultdict(float)
@@ -149,7 +168,7 @@ def collect(
             share_prompts=config.share_prompts,
         )
         sampled = time.perf_counter()
-        reward_B, error = _rewards(reward, chosen, rollouts)
+        reward_B, error = _rewards(reward, chosen, rollouts, reward_timeout_s)
         seconds["sample_s"] += sampled - started
         seconds["reward_s"] += time.perf_counter() - sampled
         experience.reward_error = experience.reward_error or error
@@ -168,12 +187,17 @@ def collect(
 
 
 def _rewards(
-    reward: Reward, chosen: Sequence[Sample], rollouts: Rollouts
+    reward: Reward, chosen: Sequence[Sample], rollouts: Rollouts, timeout_s: float
 ) -> tuple[Tensor, str | None]:
     values, first_error = [], None
+    end_s = time.monotonic() + timeout_s
     for prompt, text in zip(rollouts.prompt_B.tolist(), rollouts.texts, strict=True):
+        call = partial(reward, chosen[prompt], text)
         try:
-            values.append(float(reward(chosen[prompt], text)))
+            made = call_within(end_s - time.monotonic(), call) if timeout_s else call()
+            values.append(float(made))
+        except OverdueError as error:
+            raise RewardTimeoutError(chosen, chosen[prompt].id, timeout_s) from error
         except Exception as error:  # a user's function: no verdict is not a wrong answer
             values.append(math.nan)
             first_error = first_error or f"{type(error).__name__}: {error}"

@@ -52,6 +52,8 @@ class TrainConfig:
         max_grad_norm: The gradient is clipped to this norm; 0 is not. Not used with an optimizer
             that clips by itself (it has a `max_grad_norm`).
         max_flat_steps: Steps in a row without one usable group after which the run ends.
+        reward_timeout_s: How long the rewards of a pass may take together before the run ends; 0
+            waits for ever. The default is our choice.
         checkpoint_every: Steps between checkpoints; the last step always makes one.
         bf16: Forward passes under bfloat16 autocast.
         gradient_checkpointing: Make activations again in backward instead of keeping them; see
@@ -69,6 +71,7 @@ class TrainConfig:
     warmup_steps: int = 0
     max_grad_norm: float = 1.0
     max_flat_steps: int = 8
+    reward_timeout_s: float = 1800.0
     checkpoint_every: int = 20
     bf16: bool = False
     gradient_checkpointing: bool = False
@@ -81,6 +84,8 @@ class TrainConfig:
             raise UsageError(
                 "steps, inner_updates, checkpoint_every and max_flat_steps must be 1 or more"
             )
+        if not 0 <= self.reward_timeout_s < math.inf:
+            raise UsageError("reward_timeout_s must be 0 or more; 0 waits for ever")
 
 
 class BadStepError(Exception):

@@ -33,8 +33,8 @@ from tierwise.core.errors import TrainingError
 from tierwise.core.progress import SILENT, Progress
 from tierwise.curriculum.book import Book, TrainResult, data_hash
 from tierwise.curriculum.experience import (
-    Experience,
     Reward,
+    RewardTimeoutError,
     SamplingConfig,
     collect,
     summarise,
@@ -78,8 +78,9 @@ def train_grpo(
 
     Raises:
         TrainingError: No samples, a loss or gradient that is not finite (names the batch and the
-            last good checkpoint), only equal rewards for `max_flat_steps` steps, no verdict at
-            all, or out of memory after the pass was halved once.
+            last good checkpoint), a reward that does not come in time (likewise), only equal
+            rewards for `max_flat_steps` steps, no verdict at all, or out of memory after the pass
+            was halved once.
         StateError: `folder` holds another run: another config, seed, data or starting model.
     """
     if not samples:
@@ -133,18 +134,24 @@ def _make_step(
     learner: Learner, book: Book, data: _TaskData, sampling: SamplingConfig, step: int
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Sample, reward and update once; return the record's values and the seconds."""
-    with learner.autocast():
-        experience = collect(
-            learner.model, data.samples, data.reward, sampling,
-            position=learner.position, seed=data.seed, step=step,
-        )  # fmt: skip
+    try:
+        with learner.autocast():
+            experience = collect(
+                learner.model, data.samples, data.reward, sampling, position=learner.position,
+                seed=data.seed, step=step, reward_timeout_s=learner.config.reward_timeout_s,
+            )  # fmt: skip
+    except RewardTimeoutError as error:
+        raise _failure(
+            str(error), step, error.samples, book, "mend the reward or raise reward_timeout_s"
+        ) from error
     values = summarise(experience, data.strata)
     try:
         learner.check(experience, values)
         started = time.perf_counter()
         values |= learner.update(experience)
     except BadStepError as error:
-        raise _failure(str(error), step, experience, book) from error
+        batch = [sample for part in experience.passes for sample in part.samples]
+        raise _failure(str(error), step, batch, book) from error
     return values, {**experience.seconds, "update_s": time.perf_counter() - started}
 
 
@@ -175,10 +182,13 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
         module.train(was_training)
 
 
-def _failure(what: str, step: int, experience: Experience, book: Book) -> TrainingError:
-    ids = [sample.id for part in experience.passes for sample in part.samples]
+def _failure(
+    what: str, step: int, batch: Sequence[Sample], book: Book, advice: str = ""
+) -> TrainingError:
+    ids = [sample.id for sample in batch]
     shown = ", ".join(ids[:4]) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
+    kept = f"the last good checkpoint is {book.last_checkpoint()}"
     return TrainingError(
         f"{what} at step {step + 1}, samples {shown}",
-        hint=f"the last good checkpoint is {book.last_checkpoint()}",
+        hint=f"{advice}; {kept}" if advice else kept,
     )
