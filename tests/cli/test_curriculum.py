@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,66 @@ def test_score_select_report(
     page = tmp_path / "page"
     assert run(["curriculum", "report", str(data), "--scores", out, "--out", str(page)]) == 0
     assert (page / "report.html").is_file()
+
+
+def test_the_report_holds_everything_and_serves_an_unfinished_run_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tierwise.curriculum.probes import Desk
+
+    tasks.write_dataset(tmp_path, num_samples=24, seed=9, split="held_out")
+    data = tmp_path / "samples.jsonl"
+    lines = data.read_text().splitlines()
+    again = json.dumps({**json.loads(lines[0]), "id": "again"})
+    data.write_text("\n".join([*lines, again]) + "\n")
+    out = str(tmp_path / "scores")
+    score = ["curriculum", "score", str(data), "--model", "tiny", "--out", out, *QUICK,
+             "--set", "num_attempts=8", "--set", "rscore=true", "--set", "tree.depth=2",
+             "--set", "tree.branches=2", "--set", "tree.interval=2"]  # fmt: skip
+    report = ["curriculum", "report", str(data), "--scores", out, "--out", str(tmp_path / "page")]
+
+    work = Desk.work
+
+    def interrupted(self: Desk, keys: object, *, name: str, **rest: object) -> None:
+        if name == "blind answers":
+            raise KeyboardInterrupt
+        work(self, keys, name=name, **rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Desk, "work", interrupted)
+        assert run(score) == 130
+    assert run(report) == 0
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert "25 of 25 samples are unfinished" in page
+    assert re.search(r"<td>blind</td><td>0</td><td>0.0</td><td>25</td><td>200</td>", page)
+    assert re.search(r"<td>masked</td><td>400</td><td>[\d.]+</td><td>0</td><td>0</td>", page)
+    assert "judged 0 wrongly" in page
+
+    assert run([*score, "--resume"]) == 0
+    assert run(report) == 0
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert "All 25 samples are finished." in page
+    titles = re.findall(r"<h2[^>]*>([^<]+)</h2>", page)
+    assert titles == [
+        "Curriculum: how hard is each sample for this model",
+        "Cost of scoring, spent and to be spent",
+        "Answered blind, and there twice",
+        "Audit of the reward",
+    ]
+    for said in (
+        "masked as where the model stops answering",  # pictures at lambda*
+        "samples are answered without looking",
+        "groups of exact duplicates: 1; groups",
+        "group 1, exact: again",
+        "Mean pass rate",  # P_c curves
+        "Reasoning trees",
+        "Agreement between readings",
+        "Probes tried and judged wrongly",
+    ):
+        assert said in page, said
+    assert page.count("data:image/png;base64,") >= 4
+    assert page.count("data:image/svg+xml") == 2
+    capsys.readouterr()
 
 
 def test_an_interrupted_score_says_how_to_go_on(

@@ -13,7 +13,7 @@ from scipy import stats
 from sklearn.metrics import cohen_kappa_score
 
 from tierwise.curriculum.agreement import agreement, kappa, rank_correlation
-from tierwise.curriculum.duplicates import difference_hash, find_duplicates
+from tierwise.curriculum.duplicates import NEAR_BITS, Duplicates, difference_hash, find_duplicates
 from tierwise.curriculum.pism import Stratum
 from tierwise.curriculum.samples import Sample
 
@@ -96,3 +96,17 @@ def test_difference_hashes_of_different_pictures_are_far_apart() -> None:
         for _ in range(12)
     ]
     assert min((one ^ other).bit_count() for one, other in itertools.combinations(hashes, 2)) > 60
+
+
+def test_different_drawings_on_an_even_ground_are_no_duplicates(tmp_path: Path) -> None:
+    """Their hashes differ in few bits, since most cells are as light as their neighbours."""
+    samples = []
+    for number, (colour, left) in enumerate([("blue", 60), ("red", 60), ("blue", 20)]):
+        picture = Image.new("RGB", (96, 96), (240, 240, 240))
+        picture.paste(colour, (left, 40, left + 14, 54))
+        picture.save(tmp_path / f"{number}.png")
+        images = (tmp_path / f"{number}.png",)
+        samples.append(Sample(id=str(number), question="how many ?", answer="1", images=images))
+    hashes = [difference_hash(Image.open(tmp_path / f"{number}.png")) for number in range(3)]
+    assert (hashes[0] ^ hashes[1]).bit_count() <= NEAR_BITS
+    assert find_duplicates(samples) == Duplicates(exact=(), near=())

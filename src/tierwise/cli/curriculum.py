@@ -21,7 +21,6 @@ _ARMS = (
     "all", "mid+hard", "random", "unsolved", "band", "easy", "medium", "hard", "random-medium",
     "random-hard",
 )  # fmt: skip
-_CONFIG_NAME = "config.toml"
 _question_option = click.option(
     "--question",
     default="",
@@ -84,9 +83,7 @@ def score(
     from tierwise.core.extras import require_extra
 
     require_extra("curriculum")
-    from tierwise.core.config import dump_config
     from tierwise.core.progress import choose_progress
-    from tierwise.core.records import write_whole
     from tierwise.curriculum.attempts import LOG_NAME
 
     settings = _settings(config, overrides)
@@ -110,7 +107,6 @@ def score(
         )
     except KeyboardInterrupt as error:
         raise InterruptedVerb("run it again with --resume to go on") from error
-    write_whole(out / _CONFIG_NAME, dump_config(settings))
     from tierwise.curriculum.pism import Stratum, strata_counts
 
     counts = strata_counts([row.pism_stratum for row in found.rows])
@@ -208,30 +204,60 @@ def report(
 
     require_extra("curriculum")
     require_extra("report")
-    from dataclasses import replace
-
     from tierwise.core.report import Report, write_report
     from tierwise.curriculum.attempts import LOG_NAME, AttemptLog
+    from tierwise.curriculum.cost import cost_section, costs_of
+    from tierwise.curriculum.duplicates import find_duplicates
+    from tierwise.curriculum.evidence import audit_section, looking_section
     from tierwise.curriculum.figures import report_section
-    from tierwise.curriculum.scores import SCORES_NAME, read_scores
+    from tierwise.curriculum.scores import CONFIG_NAME, SCORES_NAME, Scores, read_scores
 
     samples = _read(data, question=question, skip_bad=skip_bad)
-    scores = read_scores(folder / SCORES_NAME)
-    config = folder / _CONFIG_NAME
+    config = folder / CONFIG_NAME
     settings = _settings(config if config.exists() else None, ())
+    scores: Scores | None = None
+    if (folder / SCORES_NAME).exists() or not (folder / LOG_NAME).exists():
+        scores = read_scores(folder / SCORES_NAME)
+    run = None if scores is None else (scores.model_hash, scores.seed)
+    rows = () if scores is None else scores.rows
+    twice = find_duplicates(samples.samples)
+    sections = []
+    if scores is not None:
+        sections.append(
+            report_section(
+                scores,
+                samples.samples,
+                masking=settings.masking,
+                seed=scores.seed,
+                duplicates=twice,
+            )
+        )
     if (folder / LOG_NAME).exists():
         with AttemptLog(folder / LOG_NAME) as log:
-            scores = replace(scores, spent=log.totals())
-    section = report_section(scores, samples.samples, masking=settings.masking, seed=scores.seed)
+            run = run or log.main_model() or ("", 0)
+            costs = costs_of(
+                log,
+                samples.samples,
+                settings,
+                model_hash=run[0],
+                seed=run[1],
+                scored={row.id for row in rows},
+            )
+        sections.append(cost_section(costs, num_samples=len(samples.samples)))
+    model, seed = run or ("", 0)
+    sections.append(looking_section(rows, samples.samples, twice))
+    sections.append(audit_section(samples.samples, seed=seed))
     page = write_report(
         Report(
             title=f"How hard is {data.name}",
             summary=(
-                ("samples", str(len(scores.rows))),
-                ("model", scores.model_hash),
-                ("seed", str(scores.seed)),
+                ("samples", str(len(samples.samples))),
+                ("scored", str(len(rows))),
+                ("malformed rows", str(len(samples.skipped))),
+                ("model", model),
+                ("seed", str(seed)),
             ),
-            sections=(section,),
+            sections=tuple(sections),
         ),
         out,
     )

@@ -122,6 +122,25 @@ class Balance:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """What one probe of one sample has taken.
+
+    Attributes:
+        sample_id: The sample.
+        probe: The probe.
+        usable: Different attempts among those that were asked for.
+        rows: All of them, asked again under other settings included.
+        seconds: What all of them took.
+    """
+
+    sample_id: str
+    probe: str
+    usable: int
+    rows: int
+    seconds: float
+
+
 _KEY_COLUMNS = tuple(field.name for field in fields(AttemptKey))
 _VALUE_COLUMNS = tuple(field.name for field in fields(Attempt) if field.name != "key")
 _COLUMNS = (*_KEY_COLUMNS, *_VALUE_COLUMNS)
@@ -297,6 +316,42 @@ class AttemptLog:
             if classes is not None:
                 query += f" AND error IN ({','.join('?' * len(classes))})"
             return self._db.execute(query, tuple(classes or ())).rowcount
+
+    def spending(
+        self,
+        *,
+        model_hash: str,
+        seed: int,
+        permilles: Iterable[int],
+        num_attempts: int | None = None,
+    ) -> Iterator[Spending]:
+        """Yield what each probe of each sample has taken under a model and a seed.
+
+        Args:
+            model_hash: The model.
+            seed: The run's seed; greedy answers have none.
+            permilles: Masked shares that count as usable.
+            num_attempts: Repetitions that count as usable, but for trees; None for all.
+        """
+        shares = ",".join(str(int(permille)) for permille in permilles)
+        usable = f"mask_permille IN ({shares}) AND (?3 IS NULL OR k < ?3 OR probe = 'tree')"
+        query = (
+            "SELECT sample_id, probe, count(DISTINCT CASE WHEN "
+            f"{usable} THEN mask_permille || ':' || k END), count(*), sum(seconds) FROM attempt "
+            "WHERE model_hash = ?1 AND (seed = ?2 OR probe = 'greedy') GROUP BY 1, 2"
+        )
+        for row in self._db.execute(query, (model_hash, seed, num_attempts)):
+            yield Spending(
+                sample_id=row[0], probe=row[1], usable=row[2], rows=row[3], seconds=row[4]
+            )
+
+    def main_model(self) -> tuple[str, int] | None:
+        """Return the model and the seed with the most attempts, or None of an empty log."""
+        row = self._db.execute(
+            "SELECT model_hash, max(seed) FROM attempt GROUP BY model_hash "
+            "ORDER BY count(*) DESC LIMIT 1"
+        ).fetchone()
+        return None if row is None else (row[0], row[1])
 
     def totals(self) -> Mapping[str, float]:
         """Return what the log has cost: rows, errors, tokens, seconds."""

@@ -1,8 +1,10 @@
 """Which samples are the same, or show nearly the same picture.
 
 Exact: the same question, answer and picture bytes. Near: the same question (case and blanks
-apart) over pictures whose difference hashes differ in at most 8 of 256 bits; a shrunk or
-re-encoded copy is found, a crop is not. Left out: paraphrased questions, which need a text model.
+apart) over pictures whose difference hashes differ in at most 8 of 256 bits and whose colours, in
+8 x 8 cells, differ by at most 24 of 255; a shrunk or re-encoded copy is found, a crop is not. The
+colours are there because drawings on an even ground have hashes of almost only zeros. Left out:
+paraphrased questions, which need a text model.
 
 Source: the difference hash is N. Krawetz's, "Kind of Like That", 2013,
 https://www.hackerfactor.com/blog/index.php?/archives/529-Kind-of-Like-That.html
@@ -13,11 +15,27 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tierwise.curriculum.samples import BadImageError, Sample, content_hash, load_image
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 NEAR_BITS = 8
 """Most bits of 256 in which near duplicates' hashes differ; our choice."""
+
+
+NEAR_COLOUR = 24
+"""Most levels of 255 by which a cell's colour differs between near duplicates; our choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """A picture's difference hash, and the colours of its 8 x 8 cells."""
+
+    bits: int
+    cells: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +54,16 @@ def find_duplicates(samples: Sequence[Sample], *, near_bits: int = NEAR_BITS) ->
         near_bits: Most differing bits of a near duplicate.
     """
     exact: dict[str, list[str]] = defaultdict(list)
-    by_question: dict[str, list[tuple[str, tuple[int, ...]]]] = defaultdict(list)
+    by_question: dict[str, list[tuple[str, tuple[Fingerprint, ...]]]] = defaultdict(list)
     for sample in samples:
         exact[content_hash(sample.question, sample.answer, sample.images)].append(sample.id)
         try:
-            hashes = tuple(difference_hash(load_image(path)) for path in sample.images)
+            prints = tuple(fingerprint(load_image(path)) for path in sample.images)
         except BadImageError:
             continue
-        if hashes:
+        if prints:
             question = " ".join(sample.question.casefold().split())
-            by_question[question].append((sample.id, hashes))
+            by_question[question].append((sample.id, prints))
     groups = tuple(tuple(group) for group in exact.values() if len(group) > 1)
     known = {frozenset(group) for group in groups}
     near = tuple(
@@ -58,7 +76,7 @@ def find_duplicates(samples: Sequence[Sample], *, near_bits: int = NEAR_BITS) ->
 
 
 def _near_groups(
-    members: Sequence[tuple[str, tuple[int, ...]]], near_bits: int
+    members: Sequence[tuple[str, tuple[Fingerprint, ...]]], near_bits: int
 ) -> list[tuple[str, ...]]:
     """Return connected groups of near pictures among samples that ask the same."""
     parent = list(range(len(members)))
@@ -69,9 +87,9 @@ def _near_groups(
             place = parent[place]
         return place
 
-    for place, (_, hashes) in enumerate(members):
+    for place, (_, prints) in enumerate(members):
         for other in range(place):
-            if near(hashes, members[other][1], near_bits):
+            if near(prints, members[other][1], near_bits):
                 parent[root(place)] = root(other)
     groups: dict[int, list[str]] = defaultdict(list)
     for place, (identity, _) in enumerate(members):
@@ -79,11 +97,21 @@ def _near_groups(
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
-def near(first: Sequence[int], second: Sequence[int], near_bits: int) -> bool:
-    """Return whether two lists of hashes are as long and pairwise near."""
+def near(first: Sequence[Fingerprint], second: Sequence[Fingerprint], near_bits: int) -> bool:
+    """Return whether two lists of pictures are as long and pairwise near."""
     return len(first) == len(second) and all(
-        (one ^ other).bit_count() <= near_bits for one, other in zip(first, second, strict=True)
+        (one.bits ^ other.bits).bit_count() <= near_bits
+        and all(abs(a - b) <= NEAR_COLOUR for a, b in zip(one.cells, other.cells, strict=True))
+        for one, other in zip(first, second, strict=True)
     )
+
+
+def fingerprint(picture: Image.Image) -> Fingerprint:
+    """Return what tells whether a picture nearly is another."""
+    from PIL import Image
+
+    cells = picture.convert("RGB").resize((8, 8), Image.Resampling.BOX)
+    return Fingerprint(bits=difference_hash(picture), cells=cells.tobytes())
 
 
 def difference_hash(picture: object) -> int:

@@ -6,23 +6,19 @@ curves, which belong to the training loop.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tierwise.core.report import Block, Figure, Gallery, Section, Table, Text, csv_of, svg_of
+from tierwise.core.report import Block, Figure, Section, Table, Text, csv_of, svg_of
 from tierwise.curriculum.agreement import agreement_table, between_probes
 from tierwise.curriculum.duplicates import Duplicates, find_duplicates
-from tierwise.curriculum.masks import mask_picture
+from tierwise.curriculum.evidence import gallery
 from tierwise.curriculum.pism import Stratum, strata_counts
-from tierwise.curriculum.probes import Masking, mask_seed
-from tierwise.curriculum.samples import BadImageError, Sample, load_image
+from tierwise.curriculum.probes import Masking
+from tierwise.curriculum.samples import Sample
 from tierwise.curriculum.scores import Score, Scores
 from tierwise.curriculum.select import By, stratum
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 _COLOURS = {
     Stratum.EASY: "#4c9f70",
@@ -31,7 +27,6 @@ _COLOURS = {
     Stratum.UNSOLVED: "#5b5f73",
     Stratum.ERROR: "#b9b9c3",
 }
-_SHOWN_SIDE = 144
 
 
 def report_section(
@@ -40,6 +35,7 @@ def report_section(
     *,
     masking: Masking,
     seed: int,
+    duplicates: Duplicates | None = None,
     title: str = "Curriculum: how hard is each sample for this model",
 ) -> Section:
     """Return the section that shows strata, curves, example pictures and what it all cost.
@@ -49,6 +45,7 @@ def report_section(
         samples: The data set that was scored.
         masking: As in the scores' configuration; for the example pictures.
         seed: The run's seed; the example pictures are masked as they were asked.
+        duplicates: Of the samples; found here when None.
         title: Heading of the section.
     """
     blocks: list[Block] = [
@@ -59,7 +56,7 @@ def report_section(
         blind_note(scores.rows),
         *((rscore_table(scores.rows),) if _has_trees(scores.rows) else ()),
         agreement_table(between_probes(scores.rows)),
-        duplicates_note(find_duplicates(samples)),
+        duplicates_note(duplicates or find_duplicates(samples)),
     ]
     if scores.spent:
         blocks.append(cost_table(scores.spent))
@@ -232,72 +229,6 @@ def cost_table(spent: Mapping[str, float]) -> Table:
             ),
         ),
     )
-
-
-def gallery(
-    rows: Sequence[Score],
-    samples: Sequence[Sample],
-    *,
-    masking: Masking,
-    seed: int,
-    num_each: int = 3,
-) -> Gallery:
-    """Return a few samples of each stratum, masked as at their failure threshold."""
-    by_id = {sample.id: sample for sample in samples}
-    pictures: list[tuple[bytes, str]] = []
-    for one in (Stratum.EASY, Stratum.MEDIUM, Stratum.HARD, Stratum.UNSOLVED):
-        shown = 0
-        for row in sorted(rows, key=lambda row: (-row.stratum_confidence, row.id)):
-            if row.pism_stratum is not one or shown == num_each or row.id not in by_id:
-                continue
-            picture = _at_threshold(by_id[row.id], row, masking, seed)
-            if picture is not None:
-                pictures.append((picture, _note(by_id[row.id], row)))
-                shown += 1
-    return Gallery(
-        caption="Samples masked as where the model stops answering (their lambda*); easy ones "
-        "that never fail are shown at the heaviest mask.",
-        pictures=tuple(pictures),
-    )
-
-
-def _note(sample: Sample, row: Score) -> str:
-    star = "never" if row.lambda_star is None else f"{row.lambda_star:.1f}"
-    return f"{row.pism_stratum.value}, lambda* {star}: {sample.question} -> {sample.answer}"
-
-
-def _at_threshold(sample: Sample, row: Score, masking: Masking, seed: int) -> bytes | None:
-    import numpy as np
-    from PIL import Image as PIL_Image
-
-    if not sample.images:
-        return None
-    try:
-        pixels = np.asarray(load_image(sample.images[0]))
-    except BadImageError:
-        return None
-    heaviest = max(row.curve_permilles, default=0)
-    permille = heaviest if row.lambda_star is None else round(1000 * row.lambda_star)
-    masked = mask_picture(
-        pixels,
-        permille=permille,
-        seed=mask_seed(sample.id, permille=permille, k=0, seed=seed),
-        kind=masking.kind,
-        fill=masking.fill,
-        patch_side=masking.patch_side,
-    )
-    return _png(PIL_Image.fromarray(masked))
-
-
-def _png(picture: Image.Image) -> bytes:
-    from PIL import Image as PIL_Image
-
-    scale = _SHOWN_SIDE / max(picture.size)
-    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-    method = PIL_Image.Resampling.NEAREST if scale > 1 else PIL_Image.Resampling.LANCZOS
-    buffer = io.BytesIO()
-    picture.resize(size, method).save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 def _drawing(draw: Callable[[Any], None], *, height: float) -> str:

@@ -15,6 +15,7 @@ from tierwise.core.records import whole_file
 from tierwise.curriculum.pism import Stratum
 
 SCORES_NAME = "scores.parquet"
+CONFIG_NAME = "config.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,10 @@ from pathlib import Path
 from time import time
 from typing import Literal
 
+from tierwise.core.config import dump_config
 from tierwise.core.errors import ConfigError, DataError, UsageError
 from tierwise.core.progress import SILENT, Progress
+from tierwise.core.records import write_whole
 from tierwise.curriculum import balance, pism
 from tierwise.curriculum.adaptive import Adaptive, ask_adaptively, difficulty_from_few
 from tierwise.curriculum.attempts import LOG_NAME, Attempt, AttemptKey, AttemptLog, Probe
@@ -27,7 +29,7 @@ from tierwise.curriculum.pism import Boundary, Stratum
 from tierwise.curriculum.probes import Answerer, Desk, LocalAnswerer, Masking, Sampling
 from tierwise.curriculum.rscore import Tree, r_score, rscore_strata
 from tierwise.curriculum.samples import Sample, SampleSet
-from tierwise.curriculum.scores import SCORES_NAME, Score, Scores, write_scores
+from tierwise.curriculum.scores import CONFIG_NAME, SCORES_NAME, Score, Scores, write_scores
 from tierwise.curriculum.trees import ask_trees, leaves_of
 from tierwise.curriculum.verdicts import Verdict
 
@@ -112,8 +114,9 @@ def score(
 ) -> Scores:
     """Return the scores of samples under a model, and write them to `folder`/scores.parquet.
 
-    Resumable: attempts are kept in `folder`/attempts.sqlite as they come, and only what is missing
-    is asked. Several processes may score the same data into the same folder at once.
+    Resumable: attempts are kept in `folder`/attempts.sqlite as they come, the configuration beside
+    them in config.toml, and only what is missing is asked. Several processes may score the same
+    data into the same folder at once.
 
     Args:
         samples: What to score.
@@ -146,6 +149,7 @@ def score(
             hint="set rscore = false",
         )
     with AttemptLog(folder / LOG_NAME) as log:
+        write_whole(folder / CONFIG_NAME, dump_config(config))
         desk = Desk(
             samples=by_id,
             answerer=answerer,
