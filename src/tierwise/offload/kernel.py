@@ -30,7 +30,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     import torch
 
 ALIGNMENT = 64  # elements; a tensor may be split at multiples of it
-LANES = 8  # of the emitted vector code; torch's vectors are 8 or 16 lanes wide on x86
-AHEAD = 256  # elements to prefetch by: division fills the pipeline and hides later loads
-STREAM_LANES = 16  # of stores that bypass the cache: whole lines of 64 bytes at a time
+# Lanes of the emitted vector code: more than a register has, so that each of the four streams is
+# read two lines at a time, and the next loads are under way while this division runs.
+LANES = 32
+CACHE_LINE = 64  # bytes; stores that bypass the cache must begin at one
 
 # columns of the address table (int64), one row a piece of one parameter
 P_IN, M_IN, V_IN, GRAD, P_OUT, M_OUT, V_OUT, WEIGHTS_OUT, COUNT, STREAM = range(10)
@@ -94,19 +95,6 @@ def _declare(builder: ir.IRBuilder, name: str, lanes: int, *, num_arguments: int
     return cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
         builder.module, signature, f"{name}.{suffix}"
     )
-
-
-def _prefetch(
-    builder: ir.IRBuilder, addresses: Sequence[ir.Value], index: ir.Value, *, size: int
-) -> None:
-    """Ask for what will be read `AHEAD` elements from now; past the end this does nothing."""
-    signature = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _I32, _I32, _I32])
-    ask = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-        builder.module, signature, "llvm.prefetch"
-    )
-    for address in addresses:
-        there = _pointer(builder, address, builder.add(index, _I64(AHEAD)), size, ir.IntType(8))
-        builder.call(ask, [there, _I32(0), _I32(3), _I32(1)])  # to read, keep in all caches, data
 
 
 def _load_grad(
@@ -159,9 +147,6 @@ def _make_block(lanes: int, *, bf16: bool, stream: bool = False, tail: bool = Fa
                 builder.load(_pointer(builder, a, i, 4, kind), align=4) for a in addresses[:3]
             )
             g = _load_grad(builder, addresses[3], i, lanes, bf16=bf16)
-            if lanes > 1 and not stream:
-                _prefetch(builder, addresses[:3], i, size=4)
-                _prefetch(builder, addresses[3:4], i, size=2 if bf16 else 4)
             g = builder.fmul(g, c)
             # torch's lerp: from m for a weight below one half, else back from g (weight - 1 <= 0)
             from_m = builder.fcmp_ordered(">", args[11], ir.Constant(_F32, 0.0))
@@ -175,14 +160,14 @@ def _make_block(lanes: int, *, bf16: bool, stream: bool = False, tail: bool = Fa
             denominator = builder.fadd(builder.fdiv(builder.call(root, [v_new]), s2), e)
             change = builder.fdiv(builder.fmul(ss, m_new), denominator)
             p_new = builder.fsub(builder.fmul(p, w), change)
-            align = 4 * lanes if stream else 4
+            align = CACHE_LINE if stream else 4
             for value, address in zip((p_new, m_new, v_new), addresses[4:7], strict=True):
                 pointer = _pointer(builder, address, i, 4, kind)
                 _store(builder, value, pointer, align, stream=stream)
             if bf16:
                 pointer = _pointer(builder, addresses[7], i, 2, _shape(_I16, lanes))
                 rounded = _round_bf16(builder, p_new, lanes)
-                _store(builder, rounded, pointer, 2 * lanes if stream else 2, stream=stream)
+                _store(builder, rounded, pointer, CACHE_LINE if stream else 2, stream=stream)
             return context.get_dummy_value()
 
         return types.void(*(types.int64,) * 9, *(types.float32,) * 8), codegen
@@ -210,11 +195,11 @@ def _jit(function: Callable[..., None]) -> Any:
 
 
 _vector_f32 = _make_block(LANES, bf16=False)
-_stream_f32 = _make_block(STREAM_LANES, bf16=False, stream=True)
+_stream_f32 = _make_block(LANES, bf16=False, stream=True)
 _body_f32 = _make_block(1, bf16=False)
 _tail_f32 = _make_block(1, bf16=False, tail=True)
 _vector_bf16 = _make_block(LANES, bf16=True)
-_stream_bf16 = _make_block(STREAM_LANES, bf16=True, stream=True)
+_stream_bf16 = _make_block(LANES, bf16=True, stream=True)
 _body_bf16 = _make_block(1, bf16=True)
 _tail_bf16 = _make_block(1, bf16=True, tail=True)
 
@@ -226,14 +211,13 @@ def _run_f32(addresses: Any, numbers: Any, width: int) -> None:
         k2, s2, e, ss = np.float32(h[4]), np.float32(h[5]), np.float32(h[6]), np.float32(h[7])
         x0, x1, x2, x3, x4, x5, x6, x7, n = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8]
         bulk = n - n % width  # what torch's vector loop takes
-        vectors = bulk - bulk % 8
-        begin = 0
+        vectors = bulk - bulk % LANES
         if a[9] != 0:
-            begin = vectors - vectors % 16
-            for i in range(0, begin, 16):
+            for i in range(0, vectors, LANES):
                 _stream_f32(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
-        for i in range(begin, vectors, 8):
-            _vector_f32(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
+        else:
+            for i in range(0, vectors, LANES):
+                _vector_f32(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
         for i in range(vectors, bulk):
             _body_f32(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
         for i in range(bulk, n):
@@ -248,14 +232,13 @@ def _run_bf16(addresses: Any, numbers: Any, width: int) -> None:
         k2, s2, e, ss = np.float32(h[4]), np.float32(h[5]), np.float32(h[6]), np.float32(h[7])
         x0, x1, x2, x3, x4, x5, x6, x7, n = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8]
         bulk = n - n % width
-        vectors = bulk - bulk % 8
-        begin = 0
+        vectors = bulk - bulk % LANES
         if a[9] != 0:
-            begin = vectors - vectors % 16
-            for i in range(0, begin, 16):
+            for i in range(0, vectors, LANES):
                 _stream_bf16(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
-        for i in range(begin, vectors, 8):
-            _vector_bf16(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
+        else:
+            for i in range(0, vectors, LANES):
+                _vector_bf16(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
         for i in range(vectors, bulk):
             _body_bf16(x0, x1, x2, x3, x4, x5, x6, x7, i, c, w, b1, b2, k2, s2, e, ss)
         for i in range(bulk, n):
@@ -317,7 +300,7 @@ def update(addresses: Addresses, numbers: Numbers, *, bf16: bool, width: int | N
 def warm_up(*, bf16: bool) -> None:
     """Compile the kernel, or load it from disk, before it is needed."""
     empty = np.zeros((0, NUM_ADDRESSES), np.int64), np.zeros((0, NUM_NUMBERS))
-    (_update_bf16 if bf16 else _update_f32)(*empty, LANES)
+    (_update_bf16 if bf16 else _update_f32)(*empty, 8)
 
 
 def torch_update(addresses: Addresses, numbers: Numbers, *, bf16: bool) -> None:
