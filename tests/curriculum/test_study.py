@@ -31,14 +31,13 @@ from tierwise.curriculum.study import (
     Cell,
     CellResult,
     StudyConfig,
-    analyse,
     cells_of,
     parse_arm,
     price,
     read_cells,
     run_study,
-    spent_by_arm,
 )
+from tierwise.curriculum.study_analysis import analyse, spent_by_arm
 from tierwise.curriculum.study_report import conclusions, study_report
 from tierwise.curriculum.tiny import build, tasks
 

@@ -145,7 +145,8 @@ def study(
     from tierwise.core.records import write_whole
     from tierwise.core.report import write_report
     from tierwise.curriculum.samples import read_samples
-    from tierwise.curriculum.study import StudyConfig, analyse, cells_of, price, run_study
+    from tierwise.curriculum.study import StudyConfig, cells_of, price, run_study
+    from tierwise.curriculum.study_analysis import analyse
 
     settings = load_config(StudyConfig, config, overrides)
     if dry_run:

@@ -11,15 +11,12 @@ from typing import Any
 
 from tierwise.core.report import Block, Figure, Report, Section, Table, Text, csv_of
 from tierwise.curriculum.evaluate import NO_DIFFERENCE, Decoding
-from tierwise.curriculum.study import (
-    BASE,
+from tierwise.curriculum.study import BASE, CellResult, StudyConfig, cells_of
+from tierwise.curriculum.study_analysis import (
     ArmAccuracy,
-    CellResult,
     Comparison,
-    StudyConfig,
     StudyResult,
     analyse,
-    cells_of,
     spent_by_arm,
 )
 from tierwise.curriculum.training_figures import COLOURS, drawing
