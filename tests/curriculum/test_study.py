@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,21 @@ from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.probes import Sampling
 from tierwise.curriculum.recipe import OptimizerConfig
 from tierwise.curriculum.samples import read_samples
+from tierwise.curriculum.scores import read_scores as read_difficulty
 from tierwise.curriculum.scoring import ScoreConfig, score
 from tierwise.curriculum.select import PAPER_PAIRINGS
 from tierwise.curriculum.sft import SftConfig
 from tierwise.curriculum.study import (
     Cell,
     CellResult,
+    SftTarget,
     StudyConfig,
     cells_of,
     parse_arm,
     price,
     read_cells,
     run_study,
+    sft_target_of,
 )
 from tierwise.curriculum.study_analysis import analyse, spent_by_arm
 from tierwise.curriculum.study_report import conclusions, study_report
@@ -122,6 +126,55 @@ def test_arms_are_those_of_the_paper() -> None:
         config(control="random")
 
 
+def test_an_arm_says_what_its_supervised_stage_learns(home: Path) -> None:
+    assert parse_arm("medium:worked->hard") == parse_arm("medium->hard")
+    assert sft_target_of("all", SftTarget.WORKED) is None
+    assert sft_target_of("medium->hard", SftTarget.WORKED) is SftTarget.WORKED
+    assert sft_target_of("medium:bare->hard", SftTarget.WORKED) is SftTarget.BARE
+    for wrong in ("medium:long->hard", "medium->hard:worked", "medium:worked"):
+        with pytest.raises(ConfigError, match="no arm"):
+            parse_arm(wrong)
+    both = config(arms=("all", "random:bare->all", "random:worked->all"))
+    names = [cell.name for cell in cells_of(both)]
+    assert names[2:4] == ["random_bare_then_all-1", "random_worked_then_all-1"]
+    plans = {
+        kind: study_module._plan(
+            config(arms=("all", f"unsolved:{kind}->all")),
+            Cell(arm=f"unsolved:{kind}->all", seed=1),
+            read_samples(home / "train" / "samples.jsonl").samples,
+            read_difficulty(home / "scores" / "scores.parquet"),
+            study_module._read_targets(config(arms=("all", f"unsolved:{kind}->all")), home),
+        )
+        for kind in ("bare", "worked")
+    }
+    rows = [
+        json.loads(line) for line in (home / "train" / "samples.jsonl").read_text().splitlines()
+    ]
+    assert dict(plans["bare"].targets) == {row["id"]: row["answer"] for row in rows}
+    assert dict(plans["worked"].targets) == {row["id"]: row["target"] for row in rows}
+    assert plans["bare"].targets != plans["worked"].targets
+    assert plans["bare"].sft_samples == plans["worked"].sft_samples
+
+
+def test_a_missing_worked_answer_is_refused_before_anything_is_trained(
+    home: Path, tmp_path: Path
+) -> None:
+    settings = config(arms=("all", "unsolved:worked->all"))
+    file = home / "train" / "bare.jsonl"
+    rows = [
+        json.loads(line) for line in (home / "train" / "samples.jsonl").read_text().splitlines()
+    ]
+    del rows[3]["target"]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"bare.jsonl:4: no target to learn from") as caught:
+        run_study(
+            replace(settings, data="train/bare.jsonl"), base=home, folder=tmp_path,
+            make_optimizer=plain,
+        )  # fmt: skip
+    assert "learn bare answers" in str(caught.value.hint)
+    assert not list(tmp_path.iterdir())
+
+
 def test_cells_come_seed_by_seed_after_the_base() -> None:
     names = [cell.name for cell in cells_of(config())]
     assert names == ["base-0", "all-1", "random_then_all-1", "all-2", "random_then_all-2"]
@@ -139,7 +192,7 @@ def test_the_price_is_what_is_then_spent(home: Path, tmp_path: Path) -> None:
 
 
 def test_stopped_anywhere_and_shared_by_two_ends_the_same(home: Path, tmp_path: Path) -> None:
-    settings = config(arms=("all", "unsolved->all"), control="all")
+    settings = config(arms=("all", "unsolved:worked->all"), control="all")
     common: dict[str, Any] = {"base": home, "make_optimizer": plain}
     whole = run_study(settings, folder=tmp_path / "whole", **common)
     assert len(whole) == 5
@@ -154,7 +207,7 @@ def test_stopped_anywhere_and_shared_by_two_ends_the_same(home: Path, tmp_path: 
         assert mine
         others = run_study(settings, folder=tmp_path / "two", **common)
     assert [cell.cell.name for cell in others] == [
-        "base-0", "unsolved_then_all-1", "all-2", "unsolved_then_all-2",
+        "base-0", "unsolved_worked_then_all-1", "all-2", "unsolved_worked_then_all-2",
     ]  # fmt: skip
     rest = run_study(settings, folder=tmp_path / "two", **common)
     assert values_of(rest) == values_of(whole)

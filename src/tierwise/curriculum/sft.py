@@ -38,6 +38,11 @@ from tierwise.curriculum.recompute import recomputing
 from tierwise.curriculum.rollouts import Rollouts, completion_logprobs
 from tierwise.curriculum.samples import Sample, load_image, sample_of_plain_row
 
+_TARGET_HINTS = {
+    "target": "add the worked answer to every row as `target`, or learn bare answers",
+    "answer": "every row needs an `answer`",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftConfig:
@@ -257,6 +262,9 @@ def read_targets(path: Path, field: str = "target") -> dict[str, str]:
     for number, row in read_jsonl(path):
         value = row.get(field)
         if not isinstance(value, str | int | float) or not str(value).strip():
-            raise DataError(f"{path}:{number}: no {field} to learn from: {json.dumps(row)[:60]}")
+            raise DataError(
+                f"{path}:{number}: no {field} to learn from: {json.dumps(row)[:60]}",
+                hint=_TARGET_HINTS.get(field),
+            )
         targets[sample_of_plain_row(row, path.parent).id] = str(value)
     return targets

@@ -4,9 +4,10 @@
     seeds ----------+   resumable, any order, several workers               +-> arm less control
 
 An arm is `base` (no training), a choice of samples (`mid+hard`, `random`, ...) for GRPO, or two
-choices `FIRST->SECOND` for SFT then GRPO. The budget that is equal is the number of samples drawn;
-tokens and seconds are reported beside it, because they are then not equal. What the numbers bear
-is in `study_analysis`.
+choices `FIRST->SECOND` for SFT then GRPO. What SFT learns is the bare answer or the worked one:
+`FIRST:worked->SECOND`, or `sft_target` where the arm does not say. The budget that is equal is the
+number of samples drawn; tokens and seconds are reported beside it, because they are then not equal.
+What the numbers bear is in `study_analysis`.
 
 Left out: tuning the rate of each arm (give each study its own), judges.
 
@@ -21,9 +22,10 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from tierwise.core.errors import ConfigError, DataError, TrainingError
@@ -53,7 +55,19 @@ from tierwise.curriculum.select import Arm, select
 from tierwise.curriculum.sft import SftConfig, read_targets
 
 BASE = "base"
-_ARROW = "->"
+_ARROW, _COLON = "->", ":"
+
+
+class SftTarget(StrEnum):
+    """What the supervised stage learns; the two make different experiments."""
+
+    BARE = "bare"
+    WORKED = "worked"
+
+    @property
+    def field(self) -> str:
+        """Return the field of a row that holds it."""
+        return {SftTarget.BARE: "answer", SftTarget.WORKED: "target"}[self]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +83,7 @@ class StudyConfig:
         control: The arm the others are compared with, beside `base`.
         num_seeds: Training runs of each arm.
         first_seed: They are this and the following numbers.
-        target_field: What the SFT stage learns: `answer` (bare) or `target` (worked).
+        sft_target: What the SFT stage of arms that do not say learns; `bare`, as in the paper.
         sft: The supervised stage of two-stage arms.
         grpo: The reinforcement stage.
         sft_optimizer: Of the first.
@@ -85,7 +99,7 @@ class StudyConfig:
     control: str = "random"
     num_seeds: int = 5
     first_seed: int = 1
-    target_field: str = "answer"
+    sft_target: SftTarget = SftTarget.BARE
     sft: SftConfig = field(default_factory=SftConfig)
     grpo: TrainConfig = field(default_factory=TrainConfig)
     sft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-6))
@@ -111,7 +125,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Return its folder's name."""
-        return f"{self.arm.replace(_ARROW, '_then_')}-{self.seed}"
+        return f"{self.arm.replace(_ARROW, '_then_').replace(_COLON, '_')}-{self.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +143,7 @@ class CellResult:
 def parse_arm(name: str) -> tuple[Arm | None, Arm | None]:
     """Return (SFT's samples, GRPO's samples) of an arm's name.
 
-    >>> parse_arm("medium->random-hard")
+    >>> parse_arm("medium:worked->random-hard")
     (<Arm.MEDIUM: 'medium'>, <Arm.RANDOM_HARD: 'random-hard'>)
 
     Raises:
@@ -139,10 +153,28 @@ def parse_arm(name: str) -> tuple[Arm | None, Arm | None]:
         return None, None
     first, arrow, second = name.partition(_ARROW)
     try:
+        if arrow:
+            first, colon, target = first.partition(_COLON)
+            SftTarget(target if colon else SftTarget.BARE)
         return (Arm(first), Arm(second)) if arrow else (None, Arm(first))
     except ValueError as error:
         known = ", ".join(arm.value for arm in Arm)
-        raise ConfigError(f"no arm {name!r}", hint=f"{BASE}, {known}, or two with ->") from error
+        raise ConfigError(
+            f"no arm {name!r}", hint=f"{BASE}, {known}, two with ->, or FIRST:worked->SECOND"
+        ) from error
+
+
+def sft_target_of(arm: str, default: SftTarget) -> SftTarget | None:
+    """Return what the supervised stage of an arm learns, or None if it has no such stage.
+
+    >>> sft_target_of("medium:worked->hard", SftTarget.BARE).value
+    'worked'
+    """
+    first, arrow, _ = arm.partition(_ARROW)
+    if not arrow:
+        return None
+    _, colon, target = first.partition(_COLON)
+    return SftTarget(target) if colon else default
 
 
 def cells_of(config: StudyConfig) -> list[Cell]:
@@ -201,7 +233,8 @@ def run_study(
 
     Raises:
         TrainingError: An arm is empty, or see `train_grpo`.
-        DataError: Data and scores do not fit, or training and held-out samples overlap.
+        DataError: Data and scores do not fit, training and held-out samples overlap, or a row has
+            no target of a kind that an arm learns.
     """
     samples = read_samples(base / config.data).samples
     held_out = read_samples(base / config.held_out).samples
@@ -210,6 +243,7 @@ def run_study(
         raise DataError(
             f"{len(shared)} held-out samples are also trained on, such as {min(shared)}"
         )
+    targets = _read_targets(config, base)
     scores = read_difficulty(base / config.scores / SCORES_NAME)
     cells = cells_of(config)
     with progress.task("cells", len(cells)) as task:
@@ -217,7 +251,7 @@ def run_study(
             place = folder / "cells" / cell.name
             with _claimed(place) as mine:
                 if mine and not (place / "cell.json").exists():
-                    plan = _plan(config, cell, samples, scores, base)
+                    plan = _plan(config, cell, samples, scores, targets)
                     done = _run_cell(
                         config, cell, plan, held_out, base=base, folder=place,
                         make_optimizer=make_optimizer, progress=progress, stop=stop, clock=clock,
@@ -255,11 +289,28 @@ def _claimed(place: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
+Targets = Mapping[SftTarget, Mapping[str, str]]
+"""Sample id -> text to learn, for each kind of target that an arm learns."""
+
+
+def _read_targets(config: StudyConfig, base: Path) -> Targets:
+    """Return the targets of all arms, so that a missing one is found before anything is trained.
+
+    Raises:
+        DataError: A row without one; names file, line and field.
+    """
+    wanted = {sft_target_of(arm, config.sft_target) for arm in config.arms}
+    return {
+        kind: read_targets(base / config.data, kind.field) for kind in SftTarget if kind in wanted
+    }
+
+
 def _plan(
-    config: StudyConfig, cell: Cell, samples: Sequence[Sample], scores: Scores, base: Path
+    config: StudyConfig, cell: Cell, samples: Sequence[Sample], scores: Scores, targets: Targets
 ) -> Plan:
     """Return the stages of a cell; its samples are in an order of the cell's seed."""
     first, second = parse_arm(cell.arm)
+    target = sft_target_of(cell.arm, config.sft_target)
     strata = {row.id: row.pism_stratum.value for row in scores.rows}
 
     def chosen(arm: Arm | None) -> tuple[Sample, ...]:
@@ -274,7 +325,7 @@ def _plan(
     return Plan(
         sft=config.sft if first is not None else None,
         sft_samples=chosen(first),
-        targets=read_targets(base / config.data, config.target_field) if first is not None else {},
+        targets=targets[target] if target is not None else {},
         sft_optimizer=config.sft_optimizer,
         grpo=config.grpo if second is not None else None,
         grpo_samples=chosen(second),
