@@ -1,4 +1,4 @@
-"""The real back end against recorded answers: command lines, refusals, loading and unloading."""
+"""A real drive against recorded answers: command lines and refusals."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 
 from tierwise.archive.discs import check_disc
-from tierwise.archive.drive import (
-    Answer,
-    Burner,
-    MtxChanger,
-    OpticalDrive,
-    PhysicalLibrary,
-    parse_changer_status,
-    run_command,
-)
+from tierwise.archive.drive import Answer, Burner, OpticalDrive, run_command
 from tierwise.archive.image import ImageIdentity, seal_image
 from tierwise.archive.library import DiscState
 from tierwise.core.errors import (
@@ -29,7 +21,6 @@ from tierwise.core.errors import (
 )
 
 RECORDED = Path(__file__).parent / "recorded"
-STATUS = ("mtx", "-f", "/dev/sg3", "status")
 
 
 def recorded(name: str) -> Answer:
@@ -162,83 +153,3 @@ def test_a_missing_program_names_its_package() -> None:
     with pytest.raises(MissingFileError, match="no-such-burner is not installed"):
         run_command(["no-such-burner"])
     assert run_command(["echo", "hi"]).output == "hi\n"
-
-
-def test_changer_status() -> None:
-    status = parse_changer_status(recorded("mtx_status.txt").output)
-    assert status.drives == {0: 3, 1: None}
-    assert status.full_drives == {0}
-    assert status.slots == {1: True, 2: True, 3: False, 4: True, 5: False, 6: False}
-    assert status.mail_slots == {6}
-    assert status.tags == {1: "TW0001", 2: "TW0002"}
-    with pytest.raises(DataError):
-        parse_changer_status("cannot open SCSI device")
-
-
-def changer_with(*script: tuple[tuple[str, ...], Answer]) -> tuple[PhysicalLibrary, Player]:
-    player = Player(*script)
-    drives = [OpticalDrive(Path(f"/dev/sr{n}"), run=player) for n in range(2)]
-    return PhysicalLibrary(MtxChanger(Path("/dev/sg3"), run=player), drives), player
-
-
-OK = Answer(status=0, output="")
-
-
-def test_a_disc_goes_into_the_free_drive(image: Path) -> None:
-    library, player = changer_with(
-        (STATUS, recorded("mtx_status.txt")),
-        (("mtx", "-f", "/dev/sg3", "load", "2", "1"), OK),
-        (("xorriso", "-outdev", "/dev/sr1", "-toc"), recorded("xorriso_toc_blank.txt")),
-        (
-            (
-                "growisofs", "-use-the-force-luke=notray", "-use-the-force-luke=spare:none",
-                "-dvd-compat", "-Z", f"/dev/sr1={image}",
-            ),
-            OK,
-        ),
-    )  # fmt: skip
-    library.burn(2, image)
-    assert player.finished()
-
-
-def test_full_drives_are_emptied_first(tmp_path: Path) -> None:
-    busy = recorded("mtx_status.txt").output.replace(
-        "Element 1:Empty\n", "Element 1:Full (Storage Element 5 Loaded)\n", 1
-    )
-    disc = tmp_path / "sr0"
-    disc.write_bytes(b"0123456789")
-    player = Player(
-        (STATUS, Answer(status=0, output=busy)),
-        (("eject", str(disc)), OK),
-        (("mtx", "-f", "/dev/sg3", "unload", "3", "0"), OK),
-        (("mtx", "-f", "/dev/sg3", "load", "1", "0"), OK),
-        (STATUS, recorded("mtx_status.txt")),
-    )
-    drives = [OpticalDrive(disc, run=player), OpticalDrive(Path("/dev/sr1"), run=player)]
-    library = PhysicalLibrary(MtxChanger(Path("/dev/sg3"), run=player), drives)
-    assert library.pread(1, 2, 3) == b"234"
-    assert library.pread(3, 0, 2) == b"01"
-    assert player.finished()
-
-
-def test_empty_slots_and_refusals() -> None:
-    library, _ = changer_with((STATUS, recorded("mtx_status.txt")))
-    with pytest.raises(MissingFileError):
-        library.pread(5, 0, 1)
-    library, _ = changer_with((STATUS, recorded("mtx_status.txt")))
-    assert library.states() == {5: DiscState.GONE, 6: DiscState.GONE}
-    refused = Answer(status=1, output="", errors="Drive 0 Full (Storage Element 3 loaded)\n")
-    changer = MtxChanger(
-        Path("/dev/sg3"), run=Player((("mtx", "-f", "/dev/sg3", "load", "1", "0"), refused))
-    )
-    with pytest.raises(StateError, match="refused load 1 0"):
-        changer.load(1, 0)
-
-
-def test_both_libraries_answer_the_same_calls(tmp_path: Path) -> None:
-    from tierwise.archive.library import Geometry, Library, SimulatedLibrary
-
-    simulated: Library = SimulatedLibrary.create(tmp_path / "l", Geometry(disc_capacity=1 << 20))
-    physical: Library = changer_with((STATUS, recorded("mtx_status.txt")))[0]
-    assert set(simulated.states()) == set()
-    assert set(physical.states()) == {5, 6}

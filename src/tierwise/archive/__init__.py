@@ -11,6 +11,8 @@
                        burn -> parity, shelf        images -> arrays -> discs, read back
                                   |
    evict, room   recall, requests   library         the buffer freed, limited, filled again
+                                  |
+                               changer, drive       a real library, for the simulated one
    scrub, mend, checks                              fixity, repair
    gather, rebuild                                  the catalogue from discs alone
    founding, recovery                               begun, and taken up again after a crash

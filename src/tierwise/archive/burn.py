@@ -183,14 +183,15 @@ class Burner:
 
     def burn_image(self, image: int, label: str, size: int, sha256: str) -> int:
         """Burn a buffered image to a blank disc, or adopt the disc an earlier run made of it."""
-        slot = self._adopt(size, sha256)
+        slot, problem = self._adopt(size, sha256), ""
         for _ in range(_MAX_BLANKS_SPOILED):
             if slot is not None:
                 break
-            slot = self._burn_once(image, label, size, sha256)
+            slot, problem = self._burn_once(image, label, size, sha256)
         if slot is None:
             raise IntegrityError(
-                f"{label} could not be burned: {_MAX_BLANKS_SPOILED} discs failed verification",
+                f"{label} could not be burned: {_MAX_BLANKS_SPOILED} discs failed verification, the"
+                f" last: {problem}",
                 hint="look after the drive; the image is still in the buffer",
             )
         now = self._catalogue.clock()
@@ -213,20 +214,24 @@ class Burner:
                 return slot
         return None
 
-    def _burn_once(self, image: int, label: str, size: int, sha256: str) -> int | None:
+    def _burn_once(self, image: int, label: str, size: int, sha256: str) -> tuple[int | None, str]:
+        """Return the slot of a disc that was burned and read back, or None and what was wrong."""
         beside = self._catalogue.all(
             "SELECT slot FROM discs WHERE image IN (SELECT image FROM images WHERE array ="
             " (SELECT array FROM images WHERE image = ?))", image,
         )  # fmt: skip
-        slot = self._shelf.blank([row[0] for row in beside])
-        burned = self._shelf.burn(slot, self._store.image_path(label))
+        slot, problem = self._shelf.burn(self._store.image_path(label), [row[0] for row in beside])
         self._crash_point("burn: disc written")
-        if burned and self._shelf.holds(slot, size, sha256):
-            return slot
+        if not problem:
+            if self._shelf.holds(slot, size, sha256):
+                return slot, ""
+            problem = "it does not read back as it was written"
         now = self._catalogue.clock()
         self._catalogue.run(
             "INSERT OR REPLACE INTO discs VALUES (?, ?, 'lost', ?, ?)", slot, image, now, now
         )
-        self._catalogue.event("fixity check", label, "failure", f"slot {slot} after burning")
+        self._catalogue.event(
+            "fixity check", label, "failure", f"slot {slot} after burning: {problem}"
+        )
         self._spoiled += 1
-        return None
+        return None, problem

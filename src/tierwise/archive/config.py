@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tierwise.archive.drive import Devices
 from tierwise.core.config import dump_config, load_config
 from tierwise.core.errors import ConfigError, DataError, MissingFileError
 from tierwise.core.records import write_whole
@@ -39,6 +40,7 @@ class ArchiveConfig:
         buffer_size_bytes: What the disk buffer may hold before writers get ENOSPC; None: the disk.
         library: Folder of the disc library, relative to the archive's root.
         library_slots: Discs the library holds.
+        devices: The changer and drives of a real library; None: a simulated one.
         format: Version of the archive's layout.
     """
 
@@ -52,6 +54,7 @@ class ArchiveConfig:
     buffer_size_bytes: int | None = None
     library: str = "library"
     library_slots: int = 6120
+    devices: Devices | None = None
     format: int = FORMAT
 
     def __post_init__(self) -> None:

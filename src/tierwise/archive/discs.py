@@ -10,6 +10,7 @@ Left out: mending, which needs the rest of the array (`parity`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -45,7 +46,7 @@ from tierwise.archive.iso_reader import (
     walk_iso,
     walk_udf,
 )
-from tierwise.core.errors import DataError, MissingFileError
+from tierwise.core.errors import DataError, MissingFileError, StorageFullError
 
 _READ_BYTES = 1 << 20
 
@@ -201,6 +202,23 @@ class _Patient:
         except OSError:
             self.bad.add(offset // SECTOR_BYTES)
             return bytes(length)
+
+
+def copy_patiently(pread: Pread, size: int, target: Path) -> None:
+    """Copy a disc to a file; sectors that cannot be read become zeros.
+
+    Raises:
+        StorageFullError: The file's disk is full.
+    """
+    reader = _Patient(pread, size)
+    try:
+        with target.open("wb") as stream:
+            for offset in range(0, size, _READ_BYTES):
+                stream.write(reader(offset, min(_READ_BYTES, size - offset)))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise StorageFullError(f"no space left for a copy of a disc: {target}") from error
+        raise
 
 
 def check_disc(

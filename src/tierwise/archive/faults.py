@@ -14,15 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from tierwise.archive.iso_reader import SECTOR_BYTES
-from tierwise.archive.library import DiscState, SimulatedLibrary
+from tierwise.archive.library import DiscState, Library, SimulatedLibrary
 from tierwise.core.errors import MissingFileError, UsageError
 from tierwise.core.records import write_whole
 
 
 class Faults:
-    """Injects faults into one library."""
+    """Injects faults into one library.
 
-    def __init__(self, library: SimulatedLibrary) -> None:
+    Raises:
+        UsageError: Its discs are real.
+    """
+
+    def __init__(self, library: Library) -> None:
+        if not isinstance(library, SimulatedLibrary):
+            raise UsageError("only simulated discs are broken on purpose")
         self._library = library
 
     def destroy(self, slot: int) -> None:

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tierwise.archive.array_map import ArrayMap
-from tierwise.archive.discs import DiscScan, scan_discs
+from tierwise.archive.discs import DiscScan, open_image, scan_discs
+from tierwise.archive.library import enter_disc
 from tierwise.archive.parity import find_damage, reconstruct
+from tierwise.archive.shelf import Shelf
 from tierwise.archive.slices import Record
 from tierwise.archive.store import Store
 from tierwise.core.errors import DataError, TierwiseError
@@ -61,10 +63,11 @@ class DiscReader:
 
     Args:
         store: The buffer, where rebuilt images go.
+        shelf: The archive's disc library, if it has one.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, shelf: Shelf | None = None) -> None:
+        self._store, self._shelf = store, shelf
 
     def read(self, discs: dict[Path, int | None], progress: Progress = SILENT) -> Found:
         """Return what discs tell.
@@ -78,7 +81,8 @@ class DiscReader:
         """
         scans = []
         with progress.task("scan discs", len(discs)) as task:
-            for scan in scan_discs(discs):
+            opener = open_image if self._shelf is None else self._shelf.opener(discs)
+            for scan in scan_discs(discs, opener=opener):
                 scans.append(scan)
                 task.advance()
         known = [scan for scan in scans if scan.identity is not None]
@@ -132,8 +136,14 @@ class DiscReader:
 
     def _rebuild_array(self, found: Found, number: int) -> None:
         """Enter an array's members that are gone, and make those anew that can be."""
+        with contextlib.ExitStack() as stack:
+            self._rebuild_missing(found, number, stack)
+
+    def _rebuild_missing(self, found: Found, number: int, stack: contextlib.ExitStack) -> None:
         members = found.maps[number]
-        present, missing = {}, {}
+        there: list[tuple[int, FoundImage]] = []
+        present: dict[int, Path] = {}
+        missing: dict[int, Path] = {}
         for member in members.members:
             image = found.images.get(member.image_id)
             if image is None:
@@ -145,28 +155,42 @@ class DiscReader:
                 found.images[member.image_id] = image
             if member.role == "data":
                 image.size, image.sha256 = member.length, member.sha256
-            if image.path is not None:
-                present[member.index] = image.path
-            else:
+            if image.path is None:
                 missing[member.index] = self._store.image_path(member.label)
+            else:
+                there.append((member.index, image))
+        if not missing and all(image.scan and not image.scan.fault for _, image in there):
+            return
+        for index, image in there:
+            path = self._readable(image, stack)
+            if path is None:
+                missing[index] = self._store.image_path(image.label)
+            else:
+                present[index] = path
         damage = find_damage(members, present)
         for index in (index for index, blocks in damage.items() if blocks):
             label = members.members[index].label
             missing[index] = self._store.image_path(label)
-            found.faults.append((str(present[index]), f"{label}: damaged"))
-        if not missing:
-            return
+            found.faults.append((str(found.images[members.members[index].image_id].path),
+                                 f"{label}: damaged"))  # fmt: skip
         with contextlib.suppress(TierwiseError):
             reconstruct(members, present, missing, damage=damage)
         for index, path in missing.items():
-            image = found.images[members.members[index].image_id]
             if path.exists():
-                image.path, image.slot, image.rebuilt = path, None, True
-                image.scan = next(iter(scan_discs([path])))
-                image.buffered, image.created_ns = True, image.scan.created_ns
-                image.size, image.sha256 = image.scan.size_bytes, image.scan.sha256
-                if image.scan.identity is not None:
-                    image.sequence = image.scan.identity.sequence
+                self._enter_rebuilt(found.images[members.members[index].image_id], path)
+
+    def _enter_rebuilt(self, image: FoundImage, path: Path) -> None:
+        image.path, image.slot, image.rebuilt = path, None, True
+        image.scan = next(iter(scan_discs([path])))
+        image.buffered, image.created_ns = True, image.scan.created_ns
+        image.size, image.sha256 = image.scan.size_bytes, image.scan.sha256
+        if image.scan.identity is not None:
+            image.sequence = image.scan.identity.sequence
+
+    def _readable(self, image: FoundImage, stack: contextlib.ExitStack) -> Path | None:
+        if image.slot is None or self._shelf is None:
+            return image.path
+        return enter_disc(stack, self._shelf.readable(image.slot))
 
     def _merge(self, found: Found, scan: DiscScan) -> None:
         for record in scan.records:

@@ -26,11 +26,12 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tierwise.archive.iso_reader import SECTOR_BYTES, Pread
 from tierwise.core.errors import (
@@ -38,6 +39,7 @@ from tierwise.core.errors import (
     MissingFileError,
     StateError,
     StorageFullError,
+    TierwiseError,
     UsageError,
 )
 from tierwise.core.facts import Fact, load_facts
@@ -45,6 +47,7 @@ from tierwise.core.records import write_whole
 from tierwise.core.units import format_size
 
 _COPY_BYTES = 1 << 20
+T = TypeVar("T")
 
 
 class DiscState(StrEnum):
@@ -56,20 +59,58 @@ class DiscState(StrEnum):
     GONE = "gone"
 
 
-class Library(Protocol):
-    """What the archive asks of a disc library, simulated or real; slots count from 1."""
+class NoDiscError(MissingFileError):
+    """Raised when a slot holds no burned disc; other slots and their discs are as they were."""
 
-    def states(self) -> Mapping[int, DiscState]:
-        """Return the state of every slot whose disc is known not to be blank."""
+
+def is_disc_fault(error: Exception) -> bool:
+    """Return whether an error speaks of a disc; others are trouble of drive, robot or program.
+
+    >>> is_disc_fault(OSError(errno.EIO, "sector 7")), is_disc_fault(StateError("busy"))
+    (True, False)
+    """
+    if isinstance(error, TierwiseError):
+        return isinstance(error, NoDiscError)
+    return isinstance(error, OSError)
+
+
+def enter_disc(stack: ExitStack, disc: AbstractContextManager[T]) -> T | None:
+    """Return what the context of a disc gives, or None for a disc that is gone or unreadable."""
+    try:
+        return stack.enter_context(disc)
+    except (TierwiseError, OSError) as error:
+        if not is_disc_fault(error):
+            raise
+        return None
+
+
+class Library(Protocol):
+    """What the archive asks of a disc library, simulated or real; slots count from 1.
+
+    A disc that is gone or cannot be read is `NoDiscError` or a bare `OSError`; any other error is
+    trouble of the machine, and says nothing of the disc.
+    """
+
+    geometry: Geometry
+
+    def states(self, *, look: bool = False) -> Mapping[int, DiscState]:
+        """Return the state of every slot whose disc is known not to be blank.
+
+        Args:
+            look: Find out about every disc, however long it takes.
+        """
 
     def burn(self, slot: int, image: Path) -> None:
         """Write an image to the blank disc in a slot and close it."""
 
-    def pread(self, slot: int, offset: int, length: int) -> bytes:
-        """Return bytes of a disc, loading it first; OSError(EIO) for unreadable sectors."""
+    def reading(self, slot: int) -> AbstractContextManager[tuple[Pread, int]]:
+        """Return a context with (pread, size) of a loaded disc, which stays loaded meanwhile."""
 
-    def size_bytes(self, slot: int) -> int:
-        """Return how many bytes a disc has."""
+    def readable(self, slot: int) -> AbstractContextManager[Path]:
+        """Return a context with a path that reads as a disc, beside other discs' paths."""
+
+    def path_of(self, slot: int) -> Path:
+        """Return the path that stands for a disc in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +243,8 @@ class SimulatedLibrary:
             return DiscState.BLANK
         return DiscState.SPOILED if info.st_mode & 0o200 else DiscState.SEALED
 
-    def states(self) -> dict[int, DiscState]:
-        """Return the state of every slot that is not blank, in order."""
+    def states(self, *, look: bool = False) -> dict[int, DiscState]:
+        """Return the state of every slot that is not blank, in order; it is always known."""
         found = [*self.root.glob("roller-*/layer-*/tray-*/disc-*.img")]
         found += self.root.glob("roller-*/layer-*/tray-*/disc-*.gone")
         slots = sorted({self.slot_of(path) for path in found})
@@ -213,14 +254,14 @@ class SimulatedLibrary:
         """Return how many bytes a disc has.
 
         Raises:
-            MissingFileError: The slot is empty or its disc blank.
+            NoDiscError: The slot is empty or its disc blank.
         """
         self._require_disc(slot)
         return self.path_of(slot).stat().st_size
 
     def _require_disc(self, slot: int) -> None:
         if self.state_of(slot) in (DiscState.GONE, DiscState.BLANK):
-            raise MissingFileError(f"there is no burned disc in slot {slot}")
+            raise NoDiscError(f"there is no burned disc in slot {slot}")
 
     # Burning
 
@@ -265,7 +306,7 @@ class SimulatedLibrary:
         """Return bytes of a disc, shorter only at its end; loads its tray first.
 
         Raises:
-            MissingFileError: There is no burned disc in the slot.
+            NoDiscError: There is no burned disc in the slot.
             OSError: EIO, a sector cannot be read.
         """
         self._require_disc(slot)
@@ -290,12 +331,25 @@ class SimulatedLibrary:
     @contextlib.contextmanager
     def open_disc(self, path: Path) -> Iterator[tuple[Pread, int]]:
         """Yield (pread, size) of a disc by its file: an opener for `discs.scan_discs`."""
-        slot = self.slot_of(path)
+        with self.reading(self.slot_of(path)) as opened:
+            yield opened
+
+    @contextlib.contextmanager
+    def reading(self, slot: int) -> Iterator[tuple[Pread, int]]:
+        """Yield (pread, size) of a disc."""
 
         def pread(offset: int, length: int) -> bytes:
             return self.pread(slot, offset, length)
 
         yield pread, self.size_bytes(slot)
+
+    @contextlib.contextmanager
+    def readable(self, slot: int) -> Iterator[Path]:
+        """Yield the file that is a disc, with its tray loaded; all discs may be read at once."""
+        self._require_disc(slot)
+        with contextlib.suppress(OSError):
+            self.pread(slot, 0, 1)  # loads the tray; bad sectors are found later
+        yield self.path_of(slot)
 
     # Mechanics
 

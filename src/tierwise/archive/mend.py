@@ -8,6 +8,7 @@ hash was found right. Left out: burning it (`scrub.repair` does), and codes (`pa
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from tierwise.archive.array_map import ArrayMap
 from tierwise.archive.catalogue import Catalogue
 from tierwise.archive.image import ImageIdentity
+from tierwise.archive.library import enter_disc
 from tierwise.archive.parity import encode_array, find_damage, read_array_map, reconstruct
 from tierwise.archive.plans import digest_id
 from tierwise.archive.shelf import Shelf
@@ -127,12 +129,13 @@ class Mender:
                 " ORDER BY state = 'good' DESC", member.image,
             )  # fmt: skip
             strays = ((slot,) for slot in self.strays_of(member.image))
-            for (slot,) in (*slots, *strays):
+            for (slot,) in itertools.chain(slots, strays):
                 other = self._shelf.volume_label(slot)
                 if other in labels - {member.label}:
                     continue  # another member of the array stands there
-                with contextlib.suppress(TierwiseError, OSError):
-                    yield member.position, stack.enter_context(self._shelf.readable(slot))
+                path = enter_disc(stack, self._shelf.readable(slot))
+                if path is not None:
+                    yield member.position, path
                     break
 
     def _array_map(

@@ -13,12 +13,15 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event, RLock
 from typing import TYPE_CHECKING, BinaryIO
 
 from tierwise.archive.catalogue import Catalogue
+from tierwise.archive.library import enter_disc, is_disc_fault
 from tierwise.archive.mend import Mender
 from tierwise.archive.namespace import fail
 from tierwise.archive.shelf import Shelf
@@ -127,24 +130,26 @@ class Recaller:
         """Append one extent's bytes from wherever they are right; return the hash so far."""
         if extent.length == 0:
             return whole
-        for read in self._sources(extent):
-            found = self._copy(extent, stream, whole, read, interrupted)
-            if found is not None:
+        for source in self._sources(extent):
+            with ExitStack() as stack:
+                read = enter_disc(stack, source)
+                found = read and self._copy(extent, stream, whole, read, interrupted)
+            if found:
                 return found
         raise IntegrityError(f"{extent.label} is beyond repair at byte {extent.offset}")
 
-    def _sources(self, extent: _Extent) -> Iterator[Read]:
+    def _sources(self, extent: _Extent) -> Iterator[AbstractContextManager[Read]]:
         """Yield ways to read an extent, the cheapest first; going on says the last was wrong."""
         image_path = self._store.image_path(extent.label)
         if image_path.exists():
-            yield lambda offset, length: _pread(image_path, offset, length)
+            yield nullcontext(partial(_pread, image_path))
         for slot in self._mender.slots_of(extent.image):
-            yield lambda offset, length, slot=slot: self._shelf.pread(slot, offset, length)  # type: ignore[misc]
+            yield self._shelf.reading(slot)
             self._mender.suspect(slot, extent.label, f"reading at byte {extent.offset}")
         for slot in self._mender.strays_of(extent.image):
-            yield lambda offset, length, slot=slot: self._shelf.pread(slot, offset, length)  # type: ignore[misc]
+            yield self._shelf.reading(slot)
         self._mender.rebuild_image(extent.image)
-        yield lambda offset, length: _pread(image_path, offset, length)
+        yield nullcontext(partial(_pread, image_path))
 
     def _copy(
         self, extent: _Extent, stream: BinaryIO, whole: Hash, read: Read, interrupted: Event
@@ -157,8 +162,10 @@ class Recaller:
                 fail(errno.EINTR)
             try:
                 chunk = read(extent.offset + done, min(_CHUNK_BYTES, extent.length - done))
-            except (TierwiseError, OSError):
-                chunk = b""  # the disc or its drive refuses: another source is tried
+            except (TierwiseError, OSError) as error:
+                if not is_disc_fault(error):
+                    raise
+                chunk = b""  # another source is tried
             if not chunk:
                 break
             digest.update(chunk)

@@ -17,7 +17,7 @@ from typing import Any
 from tierwise.archive.catalogue import Catalogue
 from tierwise.archive.recall import Recaller
 from tierwise.archive.store import Store
-from tierwise.core.errors import MissingFileError, TierwiseError
+from tierwise.core.errors import IntegrityError, MissingFileError
 from tierwise.core.progress import SILENT, Progress
 
 
@@ -101,7 +101,11 @@ class RecallQueue:
     def serve(
         self, *, interrupted: Event | None = None, progress: Progress = SILENT
     ) -> RecallReport:
-        """Bring back everything that is queued, in the order of arrays, discs and places."""
+        """Bring back everything that is queued, in the order of arrays, discs and places.
+
+        Raises:
+            TierwiseError: Drive, robot or disk are in trouble; what is not back stays queued.
+        """
         rows = self._catalogue.all(
             "SELECT r.version, MIN(i.array), MIN(i.position), MIN(e.image_offset) FROM recalls r"
             " LEFT JOIN extents e USING (version) LEFT JOIN images i USING (image)"
@@ -115,7 +119,7 @@ class RecallQueue:
                 try:
                     num_bytes += self._recaller.bring_back(version, interrupted)
                     files += 1
-                except TierwiseError as error:
+                except IntegrityError as error:
                     state, note = "failed", str(error)
                     failed.append((version, note))
                 self._catalogue.run(

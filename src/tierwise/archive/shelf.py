@@ -7,16 +7,23 @@ library does to serve a request (robot, drives, virtual time); that is `library`
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tierwise.archive.changer import PhysicalLibrary
 from tierwise.archive.config import ArchiveConfig
-from tierwise.archive.discs import scan_discs
+from tierwise.archive.discs import open_image, scan_discs
 from tierwise.archive.faults import Faults
-from tierwise.archive.library import DiscState, Geometry, SimulatedLibrary
-from tierwise.core.errors import MissingFileError, StateError, StorageFullError
+from tierwise.archive.iso_reader import Pread
+from tierwise.archive.library import (
+    DiscState,
+    Geometry,
+    Library,
+    SimulatedLibrary,
+    is_disc_fault,
+)
+from tierwise.core.errors import StateError, StorageFullError, TierwiseError
 
 _CHUNK_BYTES = 1 << 20
 _TRAYS, _MAX_LAYERS = 6, 85
@@ -27,15 +34,26 @@ class Shelf:
     """The discs of one archive.
 
     Args:
-        root: The library's folder.
+        root: The archive's folder.
+        config: Which library it has: real devices, or a simulated one in a folder.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.library = SimulatedLibrary.open(root)
+    def __init__(self, root: Path, config: ArchiveConfig) -> None:
+        folder = root / config.library
+        self.library: Library
+        if config.devices is None:
+            self.library = SimulatedLibrary.open(folder)
+        else:
+            self.library = PhysicalLibrary.from_devices(
+                folder, config.devices, disc_capacity=config.disc_size_bytes,
+                num_slots=config.library_slots,
+            )  # fmt: skip
 
     @staticmethod
     def create(root: Path, config: ArchiveConfig) -> None:
-        """Make a library of blank discs whose trays hold one array each."""
+        """Make a library of blank discs whose trays hold one array each; real ones are there."""
+        if config.devices is not None:
+            return
         discs = config.data_discs + config.parity_discs
         trays = min(_TRAYS, -(-config.library_slots // discs))
         layers = -(-config.library_slots // (discs * trays))
@@ -46,15 +64,19 @@ class Shelf:
             trays=trays,
             discs=discs,
         )
-        SimulatedLibrary.create(root, geometry)
+        SimulatedLibrary.create(root / config.library, geometry)
 
     def path_of(self, slot: int) -> Path:
-        """Return the file that is a disc."""
+        """Return the path that stands for a disc: simulated, its file."""
         return self.library.path_of(slot)
 
-    def written(self) -> list[int]:
-        """Return the slots whose discs have bytes on them."""
-        states = self.library.states()
+    def written(self, *, look: bool = False) -> list[int]:
+        """Return the slots whose discs have bytes on them.
+
+        Args:
+            look: Load discs nobody has noted, to see what they are.
+        """
+        states = self.library.states(look=look)
         return [slot for slot, state in states.items() if state is not DiscState.GONE]
 
     def num_blanks(self) -> int:
@@ -85,57 +107,78 @@ class Shelf:
             "the library has no blank disc left", hint="add blank discs and run it again"
         )
 
-    def burn(self, slot: int, image: Path) -> bool:
-        """Burn an image to a blank; return whether the drive says it went well."""
-        try:
-            self.library.burn(slot, image)
-        except (StateError, OSError) as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise
-            return False
-        return True
+    def burn(self, image: Path, beside: Sequence[int] = ()) -> tuple[int, str]:
+        """Burn an image to a blank disc; return its slot and what went wrong, "" for nothing.
 
-    def pread(self, slot: int, offset: int, length: int) -> bytes:
-        """Return bytes of a disc, loading it first."""
-        return self.library.pread(slot, offset, length)
-
-    @contextlib.contextmanager
-    def readable(self, slot: int) -> Iterator[Path]:
-        """Yield a path that reads as the disc in a slot, loaded into a drive.
+        Args:
+            image: The image.
+            beside: Slots of the same array, as for `blank`.
 
         Raises:
-            MissingFileError: There is no disc.
+            StorageFullError: There is no blank disc.
+            TierwiseError: Drive or robot are in trouble and no disc was spoiled.
         """
-        self.library.size_bytes(slot)
-        with contextlib.suppress(OSError):
-            self.library.pread(slot, 0, 1)  # loads the tray; bad sectors are found later
-        yield self.library.path_of(slot)
+        while True:
+            slot = self.blank(beside)
+            try:
+                self.library.burn(slot, image)
+            except (StateError, OSError) as error:
+                state = self.library.states().get(slot, DiscState.BLANK)
+                if state is DiscState.SPOILED:
+                    return slot, str(error)
+                if state is not DiscState.SEALED:
+                    raise
+            else:
+                return slot, ""
+
+    @contextlib.contextmanager
+    def reading(self, slot: int) -> Iterator[Pread]:
+        """Yield a disc's pread; the disc stays loaded meanwhile."""
+        with self.library.reading(slot) as (pread, _):
+            yield pread
+
+    def readable(self, slot: int) -> contextlib.AbstractContextManager[Path]:
+        """Return a context with a path that reads as the disc in a slot, beside other discs'.
+
+        Raises:
+            NoDiscError: There is no disc.
+        """
+        return self.library.readable(slot)
+
+    def opener(
+        self, slots: Mapping[Path, int | None]
+    ) -> Callable[[Path], contextlib.AbstractContextManager[tuple[Pread, int]]]:
+        """Return an opener for `discs.scan_discs`: discs of the library by slot, others as files.
+
+        Args:
+            slots: Path -> slot, or None for a file.
+        """
+
+        def open_one(path: Path) -> contextlib.AbstractContextManager[tuple[Pread, int]]:
+            slot = slots.get(path)
+            return open_image(path) if slot is None else self.library.reading(slot)
+
+        return open_one
 
     def holds(self, slot: int, size: int, sha256: str) -> bool:
         """Return whether a disc reads back as exactly these bytes."""
         try:
-            return self.library.size_bytes(slot) == size and self._hash(slot, size) == sha256
-        except (MissingFileError, OSError):
+            with self.library.reading(slot) as (pread, found):
+                return found == size and _hash(pread, size) == sha256
+        except (TierwiseError, OSError) as error:
+            if not is_disc_fault(error):
+                raise
             return False
-
-    def _hash(self, slot: int, size: int) -> str:
-        digest, offset = hashlib.sha256(), 0
-        while offset < size:
-            chunk = self.library.pread(slot, offset, min(_CHUNK_BYTES, size - offset))
-            if not chunk:
-                break
-            digest.update(chunk)
-            offset += len(chunk)
-        return digest.hexdigest()
 
     def fault(self, slot: int, label: str, size: int, sha256: str) -> str | None:
         """Return what is wrong with the disc in a slot, in words; None: it is what it should be."""
         if self.holds(slot, size, sha256):
             return None
-        state = self.library.state_of(slot)
+        state = self.library.states().get(slot, DiscState.BLANK)
         if state in (DiscState.GONE, DiscState.BLANK):
             return f"there is no disc in slot {slot}" if state is DiscState.GONE else "blank"
-        scan = next(iter(scan_discs([self.path_of(slot)], opener=self.library.open_disc)))
+        path = self.path_of(slot)
+        scan = next(iter(scan_discs([path], opener=self.opener({path: slot}))))
         if scan.identity is not None and scan.identity.label != label:
             return SWAPPED + scan.identity.label
         if scan.fault is not None:
@@ -148,15 +191,29 @@ class Shelf:
         Source: ECMA-119, 8.4.7 (volume identifier at byte 40 of sector 16).
         """
         try:
-            text = self.library.pread(slot, 16 * 2048 + 40, 32)
-        except (MissingFileError, OSError):
+            with self.library.reading(slot) as (pread, _):
+                text = pread(16 * 2048 + 40, 32)
+        except (TierwiseError, OSError) as error:
+            if not is_disc_fault(error):
+                raise
             return None
         return text.decode("ascii", errors="replace").strip()
 
     def destroy(self, slot: int) -> None:
-        """Break a disc on purpose, for tests and demonstrations; `faults` has more of the kind."""
+        """Break a simulated disc on purpose, for demonstrations; `faults` has more of the kind."""
         Faults(self.library).destroy(slot)
 
 
-def _any_in(used: dict[int, DiscState], tray: int, discs: int) -> bool:
+def _hash(pread: Pread, size: int) -> str:
+    digest, offset = hashlib.sha256(), 0
+    while offset < size:
+        chunk = pread(offset, min(_CHUNK_BYTES, size - offset))
+        if not chunk:
+            break
+        digest.update(chunk)
+        offset += len(chunk)
+    return digest.hexdigest()
+
+
+def _any_in(used: Mapping[int, DiscState], tray: int, discs: int) -> bool:
     return any(slot in used for slot in range(tray * discs + 1, (tray + 1) * discs + 1))

@@ -29,6 +29,7 @@ from tierwise.archive import questions, recovery
 from tierwise.archive.bucket import BucketPlanner
 from tierwise.archive.burn import Burner, BurnReport
 from tierwise.archive.catalogue import Catalogue, Clock, FileLock
+from tierwise.archive.changer import count_slots
 from tierwise.archive.checks import VerifyReport, fsck, verify
 from tierwise.archive.config import (
     CONFIG_NAME,
@@ -37,6 +38,7 @@ from tierwise.archive.config import (
     read_archive_config,
     write_archive_config,
 )
+from tierwise.archive.drive import Devices
 from tierwise.archive.evict import EvictReport, evict
 from tierwise.archive.export import ExportReport, export_files
 from tierwise.archive.files import Files
@@ -81,7 +83,7 @@ class Archive:
         self.root, self.config, self.catalogue = root, config, catalogue
         self.clock, self.crash_point = clock, crash_point
         self.store = Store(root, catalogue)
-        self.shelf = Shelf(root / config.library)
+        self.shelf = Shelf(root, config)
         self.mender = Mender(catalogue, self.store, self.shelf)
         self.recaller = Recaller(catalogue, self.store, self.shelf, self.mender)
         self.queue = RecallQueue(catalogue, self.store, self.recaller)
@@ -107,10 +109,11 @@ class Archive:
         versions_kept: int = 15,
         buffer_size_bytes: int | None = None,
         library_slots: int = 6120,
+        devices: Devices | None = None,
         clock: Clock = time.time_ns,
         crash_point: Callable[[str], None] = lambda name: None,
     ) -> Archive:
-        """Make a new archive with a simulated library of blank discs, and open it.
+        """Make a new archive, with a simulated library of blank discs or a real one, and open it.
 
         Args:
             root: A folder that does not exist, is empty, or holds an init that was cut off.
@@ -122,14 +125,18 @@ class Archive:
             forepart_bytes: Head of each file that stays in the metadata volume.
             versions_kept: Contents of a file that stay listed.
             buffer_size_bytes: What the disk buffer may hold; None: the disk.
-            library_slots: Discs the library holds.
+            library_slots: Discs the library holds; a real one says so itself.
+            devices: Changer and drives of a real library.
             clock: Nanoseconds since 1970: times of what is made here, and of events.
             crash_point: Called between steps with their names; tests die there.
 
         Raises:
-            StateError: There is an archive, or something else, already.
+            StateError: There is an archive, or something else, already; the changer refuses.
             ConfigError: Sizes that do not fit together.
+            MissingFileError: A program that drives real devices is not installed.
         """
+        if devices is not None:
+            library_slots = count_slots(devices)
         config = ArchiveConfig(
             archive_id=archive_id,
             disc_size_bytes=disc_size_bytes,
@@ -140,11 +147,12 @@ class Archive:
             versions_kept=versions_kept,
             buffer_size_bytes=buffer_size_bytes,
             library_slots=library_slots,
+            devices=devices,
         )
         claim(root, config.library)
         (root / "metadata").mkdir(parents=True, exist_ok=True)
         Store.make_folders(root)
-        Shelf.create(root / config.library, config)
+        Shelf.create(root, config)
         Catalogue.create(root / CATALOGUE, archive_id)
         catalogue = Catalogue(root / CATALOGUE, root / FOREPARTS, clock)
         Namespace(catalogue).make_root(mode=0o755, uid=os.getuid(), gid=os.getgid())
@@ -464,15 +472,15 @@ class Archive:
             )
         discs = _named_discs(sources)
         config = read_archive_config(root) if (root / CONFIG_NAME).exists() else None
-        if config is not None:
-            shelf = Shelf(root / config.library)
-            discs |= {shelf.path_of(slot): slot for slot in shelf.written()}
+        shelf = None if config is None else Shelf(root, config)
+        if shelf is not None:
+            discs |= {shelf.path_of(slot): slot for slot in shelf.written(look=True)}
         Store.make_folders(root)
         (root / "metadata").mkdir(parents=True, exist_ok=True)
         buffered = sorted((root / "buffer" / "images").glob("*.iso"))
         discs |= dict.fromkeys(buffered)
         with FileLock(root / "namespace.lock", f"{root} is locked by another mount"):
-            return _rebuild(root, config, discs, clock, progress)
+            return _rebuild(root, config, shelf, discs, clock=clock, progress=progress)
 
 
 def _named_discs(sources: Iterable[Path]) -> dict[Path, int | None]:
@@ -487,8 +495,8 @@ def _named_discs(sources: Iterable[Path]) -> dict[Path, int | None]:
 
 
 def _rebuild(
-    root: Path, config: ArchiveConfig | None, discs: dict[Path, int | None], clock: Clock,
-    progress: Progress,
+    root: Path, config: ArchiveConfig | None, shelf: Shelf | None,
+    discs: dict[Path, int | None], *, clock: Clock, progress: Progress,
 ) -> RebuildReport:  # fmt: skip
     """Make a catalogue beside its final place, fill it, and put it there when it is whole."""
     part, heads = root / (CATALOGUE + ".new"), root / FOREPARTS
@@ -497,11 +505,11 @@ def _rebuild(
     catalogue = Catalogue(part, heads, clock)
     try:
         store = Store(root, catalogue)
-        found = DiscReader(store).read(discs, progress)
+        found = DiscReader(store, shelf).read(discs, progress)
         if config is None:
             config = config_from_record(found.archive_id, found.archive)
             write_archive_config(root, config)
-            Shelf.create(root / config.library, config)
+            Shelf.create(root, config)
         catalogue.run("UPDATE meta SET value = ? WHERE key = 'archive_id'", found.archive_id)
         Namespace(catalogue).make_root(mode=0o755, uid=os.getuid(), gid=os.getgid())
         report = Refill(catalogue, store, found).run()

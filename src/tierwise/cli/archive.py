@@ -53,19 +53,36 @@ def _row(value: Any) -> dict[str, Any]:
 @click.option("--slots", default=6120, show_default=True, help="Discs the library holds.")
 @click.option("--forepart", default="256KiB", show_default=True, help="Head of files kept on disk.")
 @click.option("--buffer", default=None, help="Size of the disk buffer; default: the disk.")
+@click.option("--changer", help="A real library's robot, like /dev/sg3; default: a simulated one.")
+@click.option("--drive", "drives", multiple=True, help="Its drives in its order, like /dev/sr0.")
+@click.option("--burner", type=click.Choice(["growisofs", "xorriso"]), default="growisofs",
+              show_default=True, help="What writes real discs.")  # fmt: skip
 @json_option
 @debug_option
 def init(  # noqa: PLR0917 - click gives them by name
-    root: Path, disc: str, array: str, slots: int, forepart: str, buffer: str | None, as_json: bool
+    root: Path,
+    disc: str,
+    array: str,
+    slots: int,
+    forepart: str,
+    buffer: str | None,
+    changer: str | None,
+    drives: tuple[str, ...],
+    burner: str,
+    as_json: bool,
 ) -> None:
-    """Make an archive in ROOT, with a library of blank discs."""
+    """Make an archive in ROOT, with a simulated library of blank discs or a real one."""
     from tierwise.core.extras import require_extra
     from tierwise.core.units import parse_size
 
     require_extra("archive")
     from tierwise.archive.config import parse_array, parse_disc
+    from tierwise.archive.drive import Burner, Devices
     from tierwise.archive.vault import Archive
 
+    devices = None
+    if changer is not None or drives:
+        devices = Devices(changer=changer or "", drives=drives, burner=Burner(burner))
     media, disc_size_bytes = parse_disc(disc)
     data_discs, parity_discs = parse_array(array)
     with Archive.init(
@@ -78,6 +95,7 @@ def init(  # noqa: PLR0917 - click gives them by name
         forepart_bytes=parse_size(forepart),
         buffer_size_bytes=None if buffer is None else parse_size(buffer),
         library_slots=slots,
+        devices=devices,
     ) as archive:
         print_result(
             {"root": str(root), "archive_id": archive.config.archive_id, "array": array,
