@@ -246,7 +246,7 @@ THOUSAND = ScoreConfig(num_attempts=1, sampling=Sampling(batch_size=256, max_new
 
 def _score_in_both_modes(data: Path, folder: Path) -> tuple[Scores, Scores]:
     samples, model = read_samples(data), LocalModel.load(build.tiny_model_path())
-    quick = replace(THOUSAND, mode="adaptive", adaptive=Adaptive(budget=10))
+    quick = replace(THOUSAND, mode="adaptive", adaptive=Adaptive(num_attempts=10))
     grid, adaptive = (
         score(samples, model, config=config, folder=folder, seed=1) for config in (THOUSAND, quick)
     )

@@ -81,8 +81,8 @@ class ScoreConfig:
             raise ConfigError("num_attempts must be 1 or more and tau between 0 and 1")
         if self.sampling.batch_size < 1 or self.sampling.max_new_tokens < 1:
             raise ConfigError("batch_size and max_new_tokens must be 1 or more")
-        if self.adaptive.step < 1 or self.adaptive.budget < 1:
-            raise ConfigError("adaptive.step and adaptive.budget must be 1 or more")
+        if self.adaptive.step < 1 or self.adaptive.num_attempts < 1:
+            raise ConfigError("adaptive.step and adaptive.num_attempts must be 1 or more")
         if not 0.25 < self.adaptive.confidence < 1:
             raise ConfigError("adaptive.confidence must be between 0.25 and 1")
         if self.rscore:
@@ -314,7 +314,11 @@ def _difficulty(sample: Sample, curve: Mapping[int, Tally], config: ScoreConfig)
         return pism.difficulty({}, tau=config.tau, boundary=config.boundary)
     if config.mode == "adaptive":
         return difficulty_from_few(
-            curve, permilles=config.permilles, tau=config.tau, boundary=config.boundary
+            curve,
+            permilles=config.permilles,
+            tau=config.tau,
+            boundary=config.boundary,
+            num_attempts=config.adaptive.num_attempts,
         )
     return pism.difficulty(curve, tau=config.tau, boundary=config.boundary)
 
