@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tierwise.cli.curriculum_train import evaluate, study, train
+from tierwise.cli.curriculum_eval import evaluate
+from tierwise.cli.curriculum_train import study, train
 from tierwise.cli.options import InterruptedVerb, debug_option, json_option, print_result
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`tierwise curriculum train`, `eval` and `study`: parse, call one function, print its records."""
+"""`tierwise curriculum train` and `study`: parse, call one function, print its records."""
 
 from __future__ import annotations
 
@@ -59,67 +59,6 @@ def train(*, config: Path, out: Path, overrides: tuple[str, ...], as_json: bool)
                 f"{name}_interval": [round(change.low, 4), round(change.high, 4)],
                 f"{name}_reads": change.verdict,
             }
-    print_result(record, as_json=as_json)
-
-
-@click.command(name="eval")
-@click.argument("model")
-@click.argument("data", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="JSONL of scores.")
-@click.option(
-    "--against", type=click.Path(path_type=Path), help="Scores of another model, to compare with."
-)
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting.")
-@click.option("--seed", default=0, show_default=True, help="Of every token.")
-@click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
-@json_option
-@debug_option
-def evaluate(
-    *,
-    model: str,
-    data: Path,
-    out: Path,
-    against: Path | None,
-    overrides: tuple[str, ...],
-    seed: int,
-    skip_bad: bool,
-    as_json: bool,
-) -> None:
-    """Ask MODEL (a folder, or tiny) every question of DATA, greedy and sampled."""
-    from tierwise.core.extras import require_extra
-
-    require_extra("curriculum")
-    from tierwise.core.config import parse_config
-    from tierwise.core.progress import choose_progress
-    from tierwise.curriculum import evaluate as evaluation
-    from tierwise.curriculum.models import LocalModel
-    from tierwise.curriculum.recipe import judged, model_path, read_strata
-    from tierwise.curriculum.samples import read_samples
-
-    settings = parse_config(evaluation.EvalConfig, "", overrides=overrides, name="--set")
-    samples = read_samples(data, skip_bad=skip_bad).samples
-    before = None if against is None else evaluation.read_scores(against)
-    scores = evaluation.evaluate(
-        LocalModel.load(model_path(model, Path())),
-        samples,
-        judged,
-        settings,
-        seed=seed,
-        strata={} if skip_bad else read_strata(data),
-        progress=choose_progress(as_json=as_json),
-    )
-    evaluation.write_scores(out, scores)
-    record: dict[str, object] = {"scores": str(out), "samples": len(scores)}
-    resamples = settings.num_resamples
-    for one in evaluation.accuracies(scores, seed=seed, num_resamples=resamples):
-        record[f"{one.group} {one.decoding.value}"] = (
-            f"{one.value:.4f} [{one.low:.4f}, {one.high:.4f}] of {one.num_samples}"
-        )
-    if before is not None:
-        for change in evaluation.differences(before, scores, seed=seed, num_resamples=resamples):
-            record[f"change {change.group} {change.decoding.value}"] = (
-                f"{change.difference:+.4f} [{change.low:+.4f}, {change.high:+.4f}] {change.verdict}"
-            )
     print_result(record, as_json=as_json)
 
 

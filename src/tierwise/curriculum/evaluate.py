@@ -7,7 +7,7 @@ The unit of chance is the sample: the draws of one sample are averaged first, an
 whole samples. A difference whose interval holds zero is reported as "no difference seen", which is
 not "no difference". An answer without a verdict (NaN) is left out and counted.
 
-Left out: judges, benchmark layouts, chance from training seeds (`study` adds it).
+Left out: judges and benchmark layouts (`benchmarks`), chance from training seeds (`study`).
 
 Source: the Wilson interval is in `passrate`; percentile bootstrap: B. Efron, 1979,
 https://doi.org/10.1214/aos/1176344552.
@@ -216,11 +216,12 @@ def accuracies(
             known_N = value_N[~np.isnan(value_N)]
             if len(known_N) == 0:
                 continue
-            binary = decoding is Decoding.GREEDY and bool(np.isin(known_N, (0.0, 1.0)).all())
-            if binary:
-                low, high = wilson_interval(int(known_N.sum()), len(known_N))
-            else:
-                low, high = bootstrap_interval(known_N, seed=seed, num_resamples=num_resamples)
+            low, high, interval = mean_interval(
+                known_N,
+                seed=seed,
+                num_resamples=num_resamples,
+                one_draw=decoding is Decoding.GREEDY,
+            )
             made.append(
                 Accuracy(
                     group=group,
@@ -230,7 +231,7 @@ def accuracies(
                     value=float(known_N.mean()),
                     low=low,
                     high=high,
-                    interval="wilson" if binary else "bootstrap",
+                    interval=interval,
                 )
             )
     return tuple(made)
@@ -290,6 +291,18 @@ def verdict_of(low: float, high: float) -> str:
     if low > 0:
         return "higher"
     return "lower" if high < 0 else NO_DIFFERENCE
+
+
+def mean_interval(
+    value_N: Floats, *, seed: int, num_resamples: int, one_draw: bool = True
+) -> tuple[float, float, str]:
+    """Return the 95 % interval of a mean and its kind.
+
+    It is `wilson` for right-or-wrong values of one draw a sample, else `bootstrap` over samples.
+    """
+    if one_draw and bool(np.isin(value_N, (0.0, 1.0)).all()):
+        return (*wilson_interval(int(value_N.sum()), len(value_N)), "wilson")
+    return (*bootstrap_interval(value_N, seed=seed, num_resamples=num_resamples), "bootstrap")
 
 
 def bootstrap_interval(

@@ -22,8 +22,12 @@ class Tally:
         return self.right / self.judged if self.judged else None
 
 
-def wilson_interval(right: int, judged: int, *, confidence: float = 0.95) -> tuple[float, float]:
+def wilson_interval(
+    right: float, judged: float, *, confidence: float = 0.95
+) -> tuple[float, float]:
     """Return the Wilson score interval of a proportion; (0, 1) when nothing was judged.
+
+    Counts need not be whole: an effective number of independent values may stand for them.
 
     >>> tuple(round(bound, 4) for bound in wilson_interval(0, 10))
     (0.0, 0.2775)

@@ -27,7 +27,7 @@ from tierwise.curriculum.masks import Fill, MaskKind, Pixels, grey_picture, mask
 from tierwise.curriculum.models import LocalModel, key_seed
 from tierwise.curriculum.rscore import Tree
 from tierwise.curriculum.samples import BadImageError, Sample, image_digest, load_image
-from tierwise.curriculum.verdicts import Verdict, judge
+from tierwise.curriculum.verdicts import Judgement, Verdict, judge
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -179,6 +179,11 @@ def owner_name() -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
 
 
+def judge_by_kind(sample: Sample, text: str) -> Judgement:
+    """Return whether an answer is right by the kind of the sample's gold answer."""
+    return judge(sample.answer, text, task=sample.task)
+
+
 @dataclass(slots=True, kw_only=True)
 class Desk:
     """All that asking needs: samples, an answerer, the log, and the settings.
@@ -190,6 +195,7 @@ class Desk:
         sampling: How answers are drawn.
         masking: How pictures are masked.
         tree: How reasoning trees are sampled.
+        judge: The judgement of an answer to a sample.
         seed: The run's seed.
         progress: Where it says how far it is.
         owner: Name of this process among those that share the log.
@@ -202,6 +208,7 @@ class Desk:
     sampling: Sampling = field(default_factory=Sampling)
     masking: Masking = field(default_factory=Masking)
     tree: Tree = field(default_factory=Tree)
+    judge: Callable[[Sample, str], Judgement] = judge_by_kind
     seed: int = 0
     progress: Progress = SILENT
     owner: str = field(default_factory=owner_name)
@@ -368,7 +375,7 @@ class Desk:
                 error=reply.error,
                 **common,  # type: ignore[arg-type]
             )
-        found = judge(sample.answer, reply.text, task=sample.task)
+        found = self.judge(sample, reply.text)
         return Attempt(
             key=key,
             text=reply.text,

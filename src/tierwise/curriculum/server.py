@@ -70,7 +70,7 @@ class ServerPool:
     endpoints: tuple[str, ...]
     model: str
     template: PromptTemplate = field(default_factory=PromptTemplate)
-    api_key: str = ""
+    api_key: str = field(default="", repr=False)
     per_endpoint: int = 8
     timeout_s: float = 600.0
     retries: int = 3
