@@ -100,6 +100,12 @@ def test_any_completion_gets_a_verdict(completion: str) -> None:
         assert judge(gold, completion).verdict in (Verdict.RIGHT, Verdict.WRONG)
 
 
+@pytest.mark.parametrize("completion", ["9" * 5000, "1e9999999", "1/" + "9" * 5000, "1e-9999999"])
+def test_a_model_that_goes_on_writing_digits_is_wrong(completion: str) -> None:
+    assert judge("5", completion).verdict is Verdict.WRONG
+    assert judge("5", f"<answer>{completion}</answer>").verdict is Verdict.WRONG
+
+
 def test_ocr_is_the_share_of_right_characters() -> None:
     def ocr(said: str) -> Judgement:
         return judge("STOP AHEAD", said, task="ocr")

@@ -55,6 +55,9 @@ _NUMBER = re.compile(
     (?P<percent>\s*%)?(?![\d])""",
     re.VERBOSE,
 )
+_MAX_LENGTH, _MAX_EXPONENT = 100, 200
+"""Longest number that is read, in characters, and largest power of ten; a model may write on."""
+
 _UNIT = re.compile(r"\s*([^\W\d_]+(?:\^?\{?-?\d\}?|[²³])?(?:\s*/\s*[^\W\d_]+)?|°\s*[CF]?)?")
 _ANSWER_IS = re.compile(r"(?:final\s+answer|answer)\s*(?:is|:|=)+\s*(.+)", re.IGNORECASE)
 
@@ -240,6 +243,9 @@ def _number_of(match: re.Match[str]) -> Number | None:
     def value_of(text: str) -> Fraction:
         return Fraction(text.replace(",", ""))
 
+    exponents = re.findall(r"[eE][+-]?(\d+)", match[0])
+    if len(match[0]) > _MAX_LENGTH or any(int(power) > _MAX_EXPONENT for power in exponents):
+        return None
     decimals: int | None = None
     if match["whole"]:
         if int(match["bottom"]) == 0:

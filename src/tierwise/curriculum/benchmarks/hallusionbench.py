@@ -29,6 +29,7 @@ from tierwise.curriculum.benchmarks.items import (
     Judging,
     Mark,
     UnreadableReplyError,
+    gold_of,
     make_item_sample,
     text_of,
 )
@@ -40,7 +41,7 @@ _GOLD = {"0": "no", "1": "yes", "no": "no", "yes": "yes"}
 def item_of(row: Mapping[str, Any], pictures: Pictures) -> Item:
     """Return the item of one row."""
     category, subcategory, visual, set_id, figure, number = _place(row)
-    gold = _GOLD.get(text_of(row, "gt_answer", "answer").strip().lower())
+    gold = _GOLD.get(gold_of(row, "gt_answer", "answer").strip().lower())
     if gold is None:
         raise DataError("gt_answer is neither 0 nor 1")
     question = text_of(row, "question")

@@ -86,15 +86,10 @@ def make_item_sample(
     """Return the sample of an item.
 
     Raises:
-        DataError: No id, no answer (as in splits whose answers are withheld), or what
-            `make_sample` refuses.
+        DataError: No id, or what `make_sample` refuses.
     """
     if given_id in (None, ""):
         raise DataError("no id")
-    if not answer.strip():
-        raise DataError(
-            "no answer", hint="splits whose answers are withheld can only be scored by their owners"
-        )
     return make_sample(
         question=question, answer=answer, images=tuple(images), given_id=given_id, task=task
     )
@@ -116,6 +111,20 @@ def text_of(row: Mapping[str, Any], *names: str, default: str | None = None) -> 
     if default is None:
         raise DataError(f"no {names[0]}")
     return default
+
+
+def gold_of(row: Mapping[str, Any], *names: str) -> str:
+    """Return the gold answer, the first of the named fields that is there.
+
+    Raises:
+        DataError: There is none, as in splits whose answers are withheld.
+    """
+    gold = text_of(row, *names, default="")
+    if not gold.strip():
+        raise DataError(
+            "no answer", hint="splits whose answers are withheld can only be scored by their owners"
+        )
+    return gold
 
 
 def texts_of(value: Any, name: str) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from tierwise.curriculum.benchmarks.items import (
     Item,
     Judging,
     Mark,
+    gold_of,
     lettered,
     make_item_sample,
     text_of,
@@ -98,7 +99,7 @@ def _asked(row: Mapping[str, Any]) -> Asked:
     answer_type = text_of(row, "answer_type")
     choices = texts_of(row.get("choices"), "choices")
     precision = row.get("precision", "")
-    gold = text_of(row, "answer")
+    gold = gold_of(row, "answer")
     if kind not in ("multi_choice", "free_form"):
         raise DataError(f"question_type {kind!r} is neither multi_choice nor free_form")
     if answer_type not in ("text", "integer", "float", "list"):
@@ -200,7 +201,10 @@ def _found(asked: Asked, final: str) -> str:
         lists = re.findall(r"\[[^\[\]]*\]", final)
         return lists[-1] if lists else ""
     number = number_of(final, free=True)
-    return "" if number is None else str(float(number.value))
+    try:
+        return "" if number is None else str(float(number.value))
+    except OverflowError:
+        return ""
 
 
 def normalise(asked: Asked, extraction: str) -> str | None:

@@ -30,6 +30,7 @@ from tierwise.curriculum.answers import answer_part
 from tierwise.curriculum.benchmarks.items import (
     Item,
     Mark,
+    gold_of,
     lettered,
     make_item_sample,
     text_of,
@@ -55,7 +56,7 @@ _NUMBERS = (
 def item_of(row: Mapping[str, Any], pictures: Pictures, *, seed: int) -> Item:
     """Return the item of one row; `seed` draws where the published rule draws."""
     options = _options(row)
-    answer = text_of(row, "answer")
+    answer = gold_of(row, "answer")
     gold = texts_of(answer, "answer")
     identity = text_of(row, "id", "index")
     subject, discipline = _field(row)
@@ -63,7 +64,7 @@ def item_of(row: Mapping[str, Any], pictures: Pictures, *, seed: int) -> Item:
     if multiple and answer not in options:
         raise DataError(f"answer {answer!r} is not the letter of an option")
     if not gold or not all(one.strip() for one in gold):
-        raise DataError("no answer")
+        raise DataError("an empty answer would be in every text")
     instruction = (
         "Answer with the letter of the right option."
         if multiple

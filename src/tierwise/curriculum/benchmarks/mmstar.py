@@ -22,6 +22,7 @@ from tierwise.curriculum.answers import answer_part
 from tierwise.curriculum.benchmarks.items import (
     Item,
     Mark,
+    gold_of,
     make_item_sample,
     text_of,
     with_choices,
@@ -33,7 +34,7 @@ _LEADS = ("", "(", "option ", "the answer is ")
 
 def item_of(row: Mapping[str, Any], pictures: Pictures) -> Item:
     """Return the item of one row."""
-    gold = text_of(row, "answer").strip().upper()
+    gold = gold_of(row, "answer").strip().upper()
     if len(gold) != 1 or not gold.isalpha():
         raise DataError(f"answer {gold!r} is not a letter")
     options = {letter: text_of(row, letter) for letter in "ABCD" if letter in row}

@@ -25,6 +25,7 @@ from tierwise.curriculum.benchmarks.items import (
     Judging,
     Mark,
     UnreadableReplyError,
+    gold_of,
     make_item_sample,
     text_of,
 )
@@ -33,7 +34,7 @@ from tierwise.curriculum.benchmarks.rows import KEY, Pictures
 
 def item_of(row: Mapping[str, Any], pictures: Pictures) -> Item:
     """Return the item of one row."""
-    question, gold = text_of(row, "question"), text_of(row, "answer")
+    question, gold = text_of(row, "question"), gold_of(row, "answer")
     capabilities = _capabilities(row)
     images = pictures.of_cell(row) or (pictures.named(text_of(row, "imagename")),)
     return Item(
