@@ -55,11 +55,11 @@ def evaluate(
     from tierwise.core.extras import require_extra
 
     require_extra("curriculum")
-    from tierwise.curriculum.benchmarks.catalogue import is_benchmark_file
+    from tierwise.curriculum.benchmarks.catalogue import holds_benchmark
 
     if (judge_url is None) != (judge_model is None):
         raise UsageError("--judge and --judge-model go together")
-    if benchmark is not None or is_benchmark_file(data):
+    if benchmark is not None or holds_benchmark(data):
         judge = _judge(judge_url, judge_model)
         try:
             _evaluate_benchmark(

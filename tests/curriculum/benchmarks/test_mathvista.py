@@ -173,7 +173,7 @@ def test_a_judge_is_asked_only_about_more_than_an_answer(tmp_path: Path) -> None
         ({"choices": "[__import__('os').abort()]"}, "choices is not a list of literals"),
         ({"choices": "[" * 300 + "]" * 300}, "choices is not a list of literals"),
         ({"choices": [str(n) for n in range(27)]}, "letters end at 26"),
-        ({"image": "images/../../secret.jpg"}, "leads out of the folder"),
+        ({"image": "images/../../secret.jpg"}, "leads out of"),
     ],
 )
 def test_a_malformed_row_is_named(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:

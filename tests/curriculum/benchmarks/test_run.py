@@ -28,7 +28,7 @@ from tierwise.curriculum.benchmarks.catalogue import (
     BENCHMARKS,
     benchmark_named,
     find_benchmark,
-    is_benchmark_file,
+    holds_benchmark,
     read_items,
 )
 from tierwise.curriculum.benchmarks.run import (
@@ -304,22 +304,26 @@ def test_which_benchmark_it_is(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds MathVista, OCRBench"):
         find_benchmark(tmp_path)
     assert find_benchmark(tmp_path, "OCRBench")[0].name == "ocrbench"
-    assert is_benchmark_file(tmp_path)
-    assert not is_benchmark_file(tmp_path / "samples.jsonl")
+    assert holds_benchmark(tmp_path)
+    assert not holds_benchmark(tmp_path / "samples.jsonl")
+    assert not holds_benchmark(tmp_path / "images")
     verl = write_parquet(tmp_path / "train.parquet", [{"prompt": [{"role": "user"}]}])
-    assert not is_benchmark_file(verl)
+    assert not holds_benchmark(verl)
 
 
 @pytest.mark.parametrize(
-    "name", ["../secret.png", "/etc/hostname", "a/../../secret.png", "..\\secret.png", "x\0.png"]
+    "name", ["../secret.png", "/etc/hostname", "a/../../secret.png", "x\0.png", "link.png"]
 )
 def test_a_picture_cannot_lie_outside_its_folder(name: str, tmp_path: Path) -> None:
     data = mmvet(tmp_path / "data")
     put_picture(tmp_path / "secret.png")
+    (tmp_path / "data" / "images" / "link.png").symlink_to(tmp_path / "secret.png")
     rows = json.loads(data.read_text())
     rows["v1_0"]["imagename"] = name
     write_json(data, rows)
-    with pytest.raises(DataError, match=r"key 'v1_0': picture .* leads out"):
+    with pytest.raises(
+        DataError, match=r"key 'v1_0': (.* leads out of|a picture has no file name)"
+    ):
         run(Scripted({}), data, tmp_path / "out")
 
 

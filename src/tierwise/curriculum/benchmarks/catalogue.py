@@ -6,7 +6,7 @@ folder by the published file names in it. Left out: guessing among several.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -104,14 +104,17 @@ _NAMES = ", ".join(one.title for one in BENCHMARKS.values())
 _WHERE = "docs/benchmarks.md says which files each is published in"
 
 
-def is_benchmark_file(path: Path) -> bool:
-    """Return whether a path is read as a benchmark: a folder, JSON, TSV, Parquet but a trainer's.
+def holds_benchmark(path: Path) -> bool:
+    """Return whether a path is read as a benchmark when none is named.
 
-    JSON Lines, and Parquet with a `prompt`, are samples of one's own.
+    JSON and TSV are; a folder or a Parquet file is if one of the six is recognised in it.
     """
+    if path.is_dir():
+        return any(first_of(path, one.files) for one in BENCHMARKS.values())
     if path.is_file() and path.suffix.lower() == ".parquet":
-        return "prompt" not in header_of(path)
-    return path.is_dir() or path.suffix.lower() in (".json", ".tsv")
+        header = header_of(path)
+        return any(one.fields <= header for one in BENCHMARKS.values())
+    return path.suffix.lower() in (".json", ".tsv")
 
 
 def benchmark_named(name: str) -> Benchmark:
@@ -201,9 +204,13 @@ def read_items(
     skipped: list[BadRow] = []
     for file in files:
         pictures = Pictures(folder=pictures_folder, roots=_roots(path, file))
-        convert = partial(_kept, items, pictures, _converter(benchmark, file, seed=seed))
-        rows = _counted_rows(benchmark, file, pictures)
-        skipped += collect_samples(file, rows, convert, skip_bad=skip_bad).skipped
+        convert = _converter(benchmark, file, seed=seed)
+        rows = (
+            (place, partial(_kept, items, pictures, convert, row))
+            for place, row in rows_of(file, pictures)
+            if benchmark.name != "mmmu" or mmmu.is_validation(row)
+        )
+        skipped += collect_samples(file, rows, skip_bad=skip_bad).skipped
     return ItemSet(items=tuple(items.values()), skipped=tuple(skipped))
 
 
@@ -212,7 +219,6 @@ def _kept(
     pictures: Pictures,
     convert: Callable[[Mapping[str, Any], Pictures], Item],
     row: Mapping[str, Any],
-    _: Path,
 ) -> Sample:
     """Return the sample of a row; its item is kept unless its id was used before."""
     item = convert(row, pictures)
@@ -220,14 +226,6 @@ def _kept(
         raise DataError(f"id {item.sample.id!r} was used before")
     items[item.sample.id] = item
     return item.sample
-
-
-def _counted_rows(
-    benchmark: Benchmark, file: Path, pictures: Pictures
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for place, row in rows_of(file, pictures):
-        if benchmark.name != "mmmu" or mmmu.is_validation(row):
-            yield place, row
 
 
 def _roots(path: Path, file: Path) -> tuple[Path, ...]:

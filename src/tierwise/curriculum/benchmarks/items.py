@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tierwise.core.errors import DataError
-from tierwise.curriculum.samples import BadRow, Sample, make_sample
+from tierwise.curriculum.samples import BadRow, Picture, Sample, make_sample
 
 _MAX_LITERAL = 100_000
 """Longest Python list written as text that is parsed, in characters."""
@@ -81,7 +81,7 @@ class ItemSet:
 
 
 def make_item_sample(
-    *, given_id: object, question: str, answer: str, images: Sequence[Any], task: str
+    *, given_id: object, question: str, answer: str, images: Sequence[Picture], task: str
 ) -> Sample:
     """Return the sample of an item.
 

@@ -39,7 +39,7 @@ from tierwise.curriculum.benchmarks.items import (
 )
 from tierwise.curriculum.benchmarks.rows import Pictures
 from tierwise.curriculum.models import key_seed
-from tierwise.curriculum.samples import IMAGE_TAG
+from tierwise.curriculum.samples import IMAGE_TAG, Picture
 
 _TAG = re.compile(r"<image (\d+)>")
 _NUM_PICTURES = 7
@@ -130,7 +130,7 @@ def disciplines() -> dict[str, str]:
         return {row["subject"]: row["discipline"] for row in csv.DictReader(stream)}
 
 
-def _shown(row: Mapping[str, Any], pictures: Pictures) -> dict[int, Path]:
+def _shown(row: Mapping[str, Any], pictures: Pictures) -> dict[int, Picture]:
     """Return the pictures of a row by their number, from 1."""
     if cells := pictures.of_cell(row):
         return dict(enumerate(cells, start=1))
@@ -141,7 +141,7 @@ def _shown(row: Mapping[str, Any], pictures: Pictures) -> dict[int, Path]:
     }
 
 
-def place_pictures(text: str, shown: Mapping[int, Path]) -> tuple[str, tuple[Path, ...]]:
+def place_pictures(text: str, shown: Mapping[int, Picture]) -> tuple[str, tuple[Picture, ...]]:
     """Return the text with a plain tag for each `<image N>`, and the pictures in that order.
 
     A picture named twice is shown twice; pictures that no tag names come first.

@@ -1,9 +1,9 @@
 """Files in: JSON, Parquet and tab-separated rows, and the pictures in or beside them.
 
-A picture is a file beside the data, bytes in a Parquet column, or base64 in a TSV cell. Embedded
-ones are copied as they are, row by row, into a folder of their own, named by their hash; nothing is
-decoded before it is shown to a model. A name in a data file cannot lead out of the folder that it
-is relative to; a symbolic link that stands in that folder is followed, as in a download cache.
+A picture is a file beside the data, a cell of a Parquet file, or base64 in a TSV cell. Cells of a
+TSV, and bare bytes of a Parquet file, are copied as they are, row by row, into a folder of their
+own, named by their hash; nothing is decoded before it is shown to a model. A name in a data file,
+or a link behind it, cannot lead out of the folder that it is relative to.
 
 Left out: ZIP archives, remote addresses.
 
@@ -18,7 +18,6 @@ import binascii
 import csv
 import hashlib
 import json
-import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,9 @@ from typing import Any
 
 from tierwise.core.errors import DataError, MissingFileError
 from tierwise.core.records import write_whole
+from tierwise.curriculum.folders import inside
+from tierwise.curriculum.samples import Picture
+from tierwise.curriculum.stored import StoredImage, open_parquet, rows_of_table
 
 KEY = "(key)"
 """Where a row of a JSON object of objects has its key."""
@@ -65,25 +67,19 @@ class Pictures:
         Raises:
             DataError: It leads out of its folder, or is in none of the roots.
         """
-        if not isinstance(name, str) or not name:
-            raise DataError("a picture's name is not text")
-        plain = posixpath.normpath(name.replace("\\", "/"))
-        if "\0" in name or plain.startswith(("/", "../")) or plain in (".", ".."):
-            raise DataError(f"picture {name!r} leads out of the folder of the data")
         for root in self.roots:
-            if (root / plain).is_file():
-                return root / plain
+            if (path := inside(root, root, name)).is_file():
+                return path
         looked = " or ".join(str(root) for root in self.roots)
-        raise DataError(f"no picture {plain} in {looked}", hint="docs/benchmarks.md has the layout")
+        raise DataError(f"no picture {name} in {looked}", hint="docs/benchmarks.md has the layout")
 
-    def of(self, value: Any) -> Path:
-        """Return the file of a picture given as bytes, `{"bytes", "path"}`, or a name."""
+    def of(self, value: Any) -> Picture:
+        """Return a picture given as a cell of a table, as bytes, as `{"path": ...}`, or by name."""
+        if isinstance(value, StoredImage):
+            return value
         if isinstance(value, bytes):
             return self.put(value)
-        if isinstance(value, Mapping):
-            data = value.get("bytes")
-            return self.put(data) if isinstance(data, bytes) else self.named(value.get("path"))
-        return self.named(value)
+        return self.named(value.get("path") if isinstance(value, Mapping) else value)
 
     def of_cell(self, row: Mapping[str, Any]) -> tuple[Path, ...]:
         """Return the pictures of a TSV row: of its own, or of the row that it names; () if none.
@@ -128,7 +124,7 @@ def rows_of(path: Path, pictures: Pictures) -> Iterator[tuple[str, Row]]:
         case ".json":
             yield from _json_rows(path)
         case ".parquet":
-            yield from _parquet_rows(path)
+            yield from ((place, dict(row)) for place, row in rows_of_table(path))
         case ".tsv":
             yield from _tsv_rows(path, pictures)
         case suffix:
@@ -156,33 +152,6 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 def _known(row: Mapping[str, Any]) -> Row:
     return {key: value for key, value in row.items() if value is not None}
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    from pyarrow import parquet
-
-    with open_parquet(path) as file:
-        number = 0
-        assert isinstance(file, parquet.ParquetFile)
-        for batch in file.iter_batches(batch_size=16):  # a row may hold several pictures
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path}: row {number}", _known(row)
-
-
-def open_parquet(path: Path) -> Any:
-    """Return an open Parquet file.
-
-    Raises:
-        DataError: It is none.
-    """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        return parquet.ParquetFile(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path} is not a Parquet file") from error
 
 
 def _tsv_rows(path: Path, pictures: Pictures) -> Iterator[tuple[str, Row]]:
