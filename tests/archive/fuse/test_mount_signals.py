@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from tierwise.archive.fuse import can_mount
+from tierwise.archive.fuse.mount import _signals_held
 
 pytestmark = [
     pytest.mark.fuse,
@@ -52,3 +54,22 @@ def test_ctrl_c_at_any_moment_is_quiet_and_leaves_no_mount(tmp_path: Path, delay
     _, error = child.communicate(timeout=60)
     assert (child.returncode, error) == (130, "")
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+
+
+def test_a_signal_that_another_thread_takes_is_held_back_too() -> None:
+    """The system gives a signal to any thread; Python runs its handler in the main one."""
+    over, reached = threading.Event(), []
+
+    def interrupted() -> None:
+        with _signals_held():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+            reached.append("the end")
+
+    threading.Thread(target=over.wait, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    finally:
+        over.set()
+    assert reached == ["the end"]

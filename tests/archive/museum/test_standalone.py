@@ -54,4 +54,8 @@ def test_the_script_is_a_stranger() -> None:
     modules = {
         name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
     } | {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert modules == {"hashlib", "json", "re", "struct", "sys", "pathlib"}
+    assert modules == {"hashlib", "json", "struct", "sys", "pathlib", "urllib.parse"}
+
+
+def test_the_script_is_a_hundred_lines() -> None:
+    assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) <= 100

@@ -33,6 +33,7 @@ from tierwise.core.errors import AccessError, StateError, TierwiseError
 _START_TIMEOUT_S = 30.0
 _BUSY_RETRY_S = 0.05
 _BUSY_PATIENCE_S = 2.0
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextlib.contextmanager
@@ -170,11 +171,31 @@ def _signals_held() -> Iterator[None]:
     terminal, then leaves the server alone: whoever started it unmounts.
     """
     resource_tracker.ensure_running()  # or starting it would let the signals through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        with _handlers_held():
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _handlers_held() -> Iterator[None]:
+    """Hold Python's handlers back too: a signal to another thread runs them in the main one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda found, _: came.append(found)) for number in _ENDING
+    }
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for found in came:
+            signal.raise_signal(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
