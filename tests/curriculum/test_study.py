@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ import pytest
 import torch
 
 from tierwise.core.config import load_config
-from tierwise.core.errors import ConfigError, DataError
+from tierwise.core.errors import ConfigError, DataError, StateError
 from tierwise.core.report import Figure, render_html
 from tierwise.curriculum import study as study_module
-from tierwise.curriculum.evaluate import Decoding, EvalConfig, SampleScore
+from tierwise.curriculum.evaluate import Decoding, EvalConfig, SampleScore, evaluate
 from tierwise.curriculum.experience import SamplingConfig
 from tierwise.curriculum.grpo import GrpoConfig
 from tierwise.curriculum.learner import TrainConfig
 from tierwise.curriculum.models import LocalModel
+from tierwise.curriculum.price import price
 from tierwise.curriculum.probes import Sampling
 from tierwise.curriculum.recipe import OptimizerConfig
 from tierwise.curriculum.samples import read_samples
@@ -32,18 +34,21 @@ from tierwise.curriculum.sft import SftConfig
 from tierwise.curriculum.study import (
     Cell,
     CellResult,
+    PriceConfig,
     SftTarget,
     StudyConfig,
     cells_of,
     parse_arm,
-    price,
     read_cells,
+    read_rates,
     run_study,
     sft_target_of,
+    tuning_cells,
 )
 from tierwise.curriculum.study_analysis import analyse, spent_by_arm
 from tierwise.curriculum.study_report import conclusions, study_report
 from tierwise.curriculum.tiny import build, tasks
+from tierwise.curriculum.tuning import choose_rate
 
 
 def config(**changes: Any) -> StudyConfig:
@@ -82,6 +87,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     tasks.write_dataset(folder / "train", num_samples=6, seed=3, split="train")
     tasks.write_dataset(folder / "held", num_samples=5, seed=3, split="held_out")
+    tasks.write_dataset(folder / "validation", num_samples=5, seed=4, split="held_out")
     made = _untrained()
     made.model.save_pretrained(folder / "model")
     made.processor.save_pretrained(folder / "model")
@@ -188,7 +194,9 @@ def test_the_price_is_what_is_then_spent(home: Path, tmp_path: Path) -> None:
     assert told["cells"] == len(cells) == 2
     assert told["training_completions"] == sum(cell.completions for cell in cells) == 8
     assert told["evaluation_completions"] == 2 * 5 * 3
-    assert sum(cell.completion_tokens for cell in cells) <= told["tokens_at_most"]
+    at_most = told["tokens_at_most"]
+    assert isinstance(at_most, int)
+    assert sum(cell.completion_tokens for cell in cells) <= at_most
 
 
 def test_stopped_anywhere_and_shared_by_two_ends_the_same(home: Path, tmp_path: Path) -> None:
@@ -218,6 +226,177 @@ def test_held_out_samples_must_not_be_trained_on(home: Path, tmp_path: Path) -> 
         run_study(
             config(held_out="train/samples.jsonl"), base=home, folder=tmp_path, make_optimizer=plain
         )
+
+
+def tuned(**changes: Any) -> StudyConfig:
+    return config(
+        **{
+            "arms": ("all", "unsolved->all"), "num_seeds": 1, "learning_rates": (1e-4, 3e-2),
+            "validation": "validation/samples.jsonl", **changes,
+        }
+    )  # fmt: skip
+
+
+def by_rate(
+    module: torch.nn.Module, settings: OptimizerConfig, max_grad_norm: float
+) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=settings.lr)
+
+
+@pytest.mark.slow
+def test_rates_are_chosen_on_the_validation_split_at_one_budget(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[set[str]] = []
+    real = evaluate
+
+    def noted(model: LocalModel, samples: Any, *rest: Any, **more: Any) -> Any:
+        asked.append({sample.id for sample in samples})
+        return real(model, samples, *rest, **more)
+
+    monkeypatch.setattr(study_module, "evaluate", noted)
+    settings = tuned()
+    whole = run_study(settings, base=home, folder=tmp_path / "whole", make_optimizer=by_rate)
+    ids = {
+        name: {sample.id for sample in read_samples(home / name / "samples.jsonl").samples}
+        for name in ("validation", "held")
+    }
+    assert asked == [ids["validation"]] * 4 + [ids["held"]] * 3  # tuning never asks the test split
+    rates = read_rates(settings, tmp_path / "whole")
+    assert [one.arm for one in rates] == ["all", "unsolved->all"]
+    for one in rates:
+        assert [rate for rate, _ in one.tried] == [1e-4, 3e-2]
+        best = max(value for _, value in one.tried)
+        assert dict(one.tried)[one.rate] == best
+        assert (one.num_runs, one.num_samples, one.at_the_edge) == (1, 5, True)
+    cells = {cell.cell.arm: cell for cell in whole}
+    assert {arm: cells[arm].learning_rate for arm in ("all", "unsolved->all")} == {
+        one.arm: one.rate for one in rates
+    }
+    assert cells["base"].learning_rate is None
+    spent = [
+        json.loads(path.read_text())["completions"]
+        for path in sorted((tmp_path / "whole" / "tuning").glob("*/cell.json"))
+    ]
+    assert spent == [8] * 4  # 2 steps of 2 x 2
+    told = price(settings, num_held_out=5, num_validation=5)
+    assert told["tuning_runs"] == 4
+    assert told["training_completions"] == sum(spent) + sum(cell.completions for cell in whole)
+    page = render_html(study_report(settings, whole, rates))
+    assert "Learning rate of each arm" in page
+    assert "5 validation samples" in page
+
+    calls = 0
+    while len(read_cells(settings, tmp_path / "parts")) < 3:
+        run_study(
+            settings, base=home, folder=tmp_path / "parts", make_optimizer=by_rate,
+            stop=lambda: True,
+        )  # fmt: skip
+        calls += 1
+        assert calls < 30
+    assert read_rates(settings, tmp_path / "parts") == rates
+    assert values_of(read_cells(settings, tmp_path / "parts")) == values_of(whole)
+
+    with study_module._claimed(tmp_path / "two" / "tuning" / "all-0.03-2") as mine:
+        assert mine
+        others = run_study(settings, base=home, folder=tmp_path / "two", make_optimizer=by_rate)
+    assert {cell.cell.arm for cell in others} == {"base", "unsolved->all"}
+    rest = run_study(settings, base=home, folder=tmp_path / "two", make_optimizer=by_rate)
+    assert values_of(rest) == values_of(whole)
+
+    other = 1e-4 if cells["all"].learning_rate == 3e-2 else 3e-2
+    changed = replace(
+        settings, learning_rates=(), validation="",
+        grpo_optimizer=replace(settings.grpo_optimizer, lr=other),
+    )  # fmt: skip
+    with pytest.raises(StateError, match=r"all-1 was trained at rate .*, the study now says"):
+        run_study(changed, base=home, folder=tmp_path / "whole", make_optimizer=by_rate)
+
+
+def test_a_rate_is_the_best_mean_and_a_tie_goes_to_the_smaller() -> None:
+    def scores(*values: float) -> tuple[SampleScore, ...]:
+        return tuple(
+            SampleScore(id=str(n), task="", stratum="", greedy=0.0, sampled=(value,))
+            for n, value in enumerate(values)
+        )
+
+    found = choose_rate(
+        "all",
+        {
+            0.1: [scores(1.0, 0.0), scores(1.0, 0.0)],
+            0.01: [scores(1.0, 1.0), scores(1.0, math.nan)],
+            0.001: [scores(1.0, 1.0), scores(1.0, 1.0)],
+            0.2: [scores(0.0, 0.0), scores(1.0, 1.0)],
+        },
+    )
+    assert found.tried == ((0.001, 1.0), (0.01, 1.0), (0.1, 0.5), (0.2, 0.5))
+    assert (found.rate, found.num_runs, found.num_samples) == (0.001, 2, 2)
+    assert found.at_the_edge
+    with pytest.raises(DataError, match=r"no sampled answer of all at rate 0\.1 could be judged"):
+        choose_rate("all", {0.1: [scores(math.nan)]})
+
+
+def test_hours_follow_from_given_speeds_alone() -> None:
+    settings = config(num_seeds=3)  # 2 arms, one of them with SFT
+    told = price(settings, num_held_out=10)
+    assert told["training_completions"] == 6 * 2 * 2 * 2
+    assert told["sft_samples"] == 3 * 2
+    assert told["evaluation_completions"] == 7 * 10 * 3
+    assert told["gpu_hours"] == (
+        "not known: give price.generated_tokens_per_second, price.trained_tokens_per_second, "
+        "price.target_tokens"
+    )
+    assert "usd" not in told
+    speeds = PriceConfig(
+        generated_tokens_per_second=0.1, trained_tokens_per_second=0.05, target_tokens=7.0,
+        completion_tokens=2.0, usd_per_gpu_hour=3.0, basis="made up",
+    )  # fmt: skip
+    told = price(replace(settings, price=speeds), num_held_out=10)
+    seconds = (48 + 210) * 2 / 0.1 + (48 * 2 + 6 * 7) / 0.05
+    assert told["gpu_hours"] == round(seconds / 3600, 1) == 2.2
+    assert told["usd"] == round(seconds / 3600 * 3) == 7
+    assert told["basis"] == "made up"
+    at_the_limit = replace(speeds, completion_tokens=None, usd_per_gpu_hour=None)
+    told = price(replace(settings, price=at_the_limit), num_held_out=10)
+    assert (told["generated_tokens"], told["trained_tokens"]) == (258 * 3, 48 * 3 + 42)
+    assert "max_new_tokens" in str(told["answers"])
+    assert "not known" in str(told["usd"])
+
+
+def test_what_cannot_be_counted_is_said() -> None:
+    refilled = replace(config().grpo.sampling, refill=True)
+    told = price(
+        config(grpo=replace(config().grpo, sampling=refilled), arms=("all",)), num_held_out=None
+    )
+    assert told["evaluation_completions"] == 0
+    assert "not counted" in str(told["evaluation"])
+    assert "up to 3 rounds" in str(told["refills"])
+    assert "not counted" in str(price(tuned(), num_held_out=5)["evaluation"])
+    assert "evaluation" not in price(tuned(), num_held_out=5, num_validation=5)
+    with pytest.raises(ConfigError, match="trained_tokens_per_second must be above 0"):
+        PriceConfig(trained_tokens_per_second=0.0)
+
+
+def test_rates_want_a_validation_split_of_its_own(home: Path, tmp_path: Path) -> None:
+    for split, says in (("train", "also trained on"), ("held", "also held out")):
+        with pytest.raises(DataError, match=f"validation samples are {says}"):
+            run_study(
+                tuned(validation=f"{split}/samples.jsonl"), base=home, folder=tmp_path,
+                make_optimizer=plain,
+            )  # fmt: skip
+    assert not list(tmp_path.iterdir())
+    for wrong, says in (
+        ({"validation": ""}, "go together"),
+        ({"learning_rates": (0.1, 0.1)}, "twice"),
+        ({"learning_rates": (0.0,)}, "above 0"),
+        ({"num_tuning_seeds": 0}, "1 or more"),
+        ({"evaluate": EvalConfig(num_draws=0)}, "num_draws"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            tuned(**wrong)
+    cells = tuning_cells(tuned(num_tuning_seeds=2, num_seeds=3))
+    assert {cell.seed for cell in cells}.isdisjoint({1, 2, 3})
+    assert len({cell.name for cell in cells}) == len(cells) == 8
 
 
 def made_cells(
@@ -330,5 +509,7 @@ def test_the_shipped_studies_can_be_read_and_priced(name: str) -> None:
     told = price(settings, num_held_out=100)
     assert told["cells"] == 1 + len(settings.arms) * 5
     if name == "study-7b.toml":
+        assert isinstance(told["gpu_hours"], float)
+        assert "bound" in str(told["basis"])
         pairings = {f"{first.value}->{second.value}" for first, second in PAPER_PAIRINGS}
         assert pairings <= set(settings.arms)

@@ -83,16 +83,22 @@ def study(
     from tierwise.core.progress import choose_progress
     from tierwise.core.records import write_whole
     from tierwise.core.report import write_report
+    from tierwise.curriculum.price import price
     from tierwise.curriculum.samples import read_samples
-    from tierwise.curriculum.study import StudyConfig, cells_of, price, run_study
+    from tierwise.curriculum.study import StudyConfig, cells_of, read_rates, run_study
     from tierwise.curriculum.study_analysis import analyse
 
     settings = load_config(StudyConfig, config, overrides)
     if dry_run:
-        path = config.parent / settings.held_out
-        num_held_out = len(read_samples(path).samples) if path.exists() else 0
-        told: dict[str, object] = {"held_out_samples": num_held_out}
-        told |= price(settings, num_held_out=num_held_out)
+        asked = {
+            name: len(read_samples(path).samples)
+            for name, file in (("held_out", settings.held_out), ("validation", settings.validation))
+            if file and (path := config.parent / file).exists()
+        }
+        told: dict[str, object] = {f"{name}_samples": number for name, number in asked.items()}
+        told |= price(
+            settings, num_held_out=asked.get("held_out"), num_validation=asked.get("validation")
+        )
         print_result(told, as_json=as_json)
         return
     with stop_on_signal() as stop:
@@ -109,12 +115,17 @@ def study(
     from tierwise.curriculum.study_report import study_report
 
     write_whole(out / "config.toml", dump_config(settings))
-    page = write_report(study_report(settings, cells), out)
+    rates = read_rates(settings, out)
+    page = write_report(study_report(settings, cells, rates), out)
     record: dict[str, object] = {
         "report": str(page),
         "runs_done": len(cells),
         "runs_planned": len(cells_of(settings)),
     }
+    for tuned in rates:
+        record[f"{tuned.arm} rate"] = (
+            f"{tuned.rate:g} of {len(tuned.tried)}, {tuned.num_runs} run(s) each"
+        )
     for one in analyse(cells, settings.control).comparisons:
         record[f"{one.arm} - {one.control} {one.decoding.value}"] = (
             f"{one.difference:+.4f} [{one.wide_low:+.4f}, {one.wide_high:+.4f}] {one.verdict}"

@@ -1,4 +1,4 @@
-"""Does the choice of samples matter: arms x seeds, the same budget each, and what the numbers bear.
+"""Does the choice of samples matter: arms x seeds, the same budget each, rates tuned alike.
 
     scores -> arms -+-> cell (arm, seed): [SFT] -> GRPO -> held-out scores -+-> accuracy by arm
     seeds ----------+   resumable, any order, several workers               +-> arm less control
@@ -9,7 +9,11 @@ choices `FIRST->SECOND` for SFT then GRPO. What SFT learns is the bare answer or
 number of samples drawn; tokens and seconds are reported beside it, because they are then not equal.
 What the numbers bear is in `study_analysis`.
 
-Left out: tuning the rate of each arm (give each study its own), judges.
+With `learning_rates`, every arm is first trained at each of them under seeds of its own and gets
+the rate that answers best on a validation split (`tuning`); the held-out samples are not looked at.
+A process leaves the arms that others still tune to them.
+
+Left out: tuning anything but the rate of the GRPO stage, judges.
 
 Source: the arms: Qi et al., 2026, https://arxiv.org/abs/2511.06722 (Tables 1-4). Departures: seeds,
 intervals, and a control of the same size for every arm.
@@ -19,16 +23,17 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from tierwise.core.errors import ConfigError, DataError, TrainingError
+from tierwise.core.errors import ConfigError, DataError, StateError, TrainingError
 from tierwise.core.progress import SILENT, Progress
 from tierwise.core.records import write_whole
 from tierwise.curriculum.evaluate import (
@@ -53,8 +58,11 @@ from tierwise.curriculum.scores import SCORES_NAME, Scores
 from tierwise.curriculum.scores import read_scores as read_difficulty
 from tierwise.curriculum.select import Arm, select
 from tierwise.curriculum.sft import SftConfig, read_targets
+from tierwise.curriculum.tuning import ArmRate, choose_rate
 
 BASE = "base"
+CELLS_FOLDER, TUNING_FOLDER = "cells", "tuning"
+CELL_NAME, SCORES_FILE = "cell.json", "scores.jsonl"
 _ARROW, _COLON = "->", ":"
 
 
@@ -71,6 +79,39 @@ class SftTarget(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriceConfig:
+    """What `--dry-run` needs to know for GPU hours; nothing else reads it.
+
+    Attributes:
+        generated_tokens_per_second: Completion tokens that one GPU samples a second.
+        trained_tokens_per_second: Completion or target tokens that it puts through an update a
+            second.
+        completion_tokens: Mean length of an answer; left out, each counts `max_new_tokens`.
+        target_tokens: Mean length of what SFT learns; needed with SFT arms.
+        usd_per_gpu_hour: What a GPU hour costs.
+        basis: Where these numbers are from; printed with the hours.
+    """
+
+    generated_tokens_per_second: float | None = None
+    trained_tokens_per_second: float | None = None
+    completion_tokens: float | None = None
+    target_tokens: float | None = None
+    usd_per_gpu_hour: float | None = None
+    basis: str = ""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "generated_tokens_per_second", "trained_tokens_per_second", "completion_tokens",
+            "target_tokens",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"price.{name} must be above 0")
+        if self.usd_per_gpu_hour is not None and not 0 <= self.usd_per_gpu_hour < math.inf:
+            raise ConfigError("price.usd_per_gpu_hour must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyConfig:
     """A study.
 
@@ -81,6 +122,10 @@ class StudyConfig:
         held_out: Plain JSONL to evaluate on; shares nothing with `data`.
         arms: See the module; `base` is always run.
         control: The arm the others are compared with, beside `base`.
+        learning_rates: Rates of the GRPO stage to choose from for each arm; empty: that of
+            `grpo_optimizer` for all.
+        validation: Plain JSONL to choose by; shares nothing with `data` and `held_out`.
+        num_tuning_seeds: Training runs of each arm at each rate, under the seeds after the others.
         num_seeds: Training runs of each arm.
         first_seed: They are this and the following numbers.
         sft_target: What the SFT stage of arms that do not say learns; `bare`, as in the paper.
@@ -89,6 +134,7 @@ class StudyConfig:
         sft_optimizer: Of the first.
         grpo_optimizer: Of the second.
         evaluate: How to evaluate.
+        price: For `--dry-run` only.
     """
 
     model: str
@@ -97,6 +143,9 @@ class StudyConfig:
     held_out: str
     arms: tuple[str, ...] = ("all", "random", "mid+hard", "unsolved", "band")
     control: str = "random"
+    learning_rates: tuple[float, ...] = ()
+    validation: str = ""
+    num_tuning_seeds: int = 1
     num_seeds: int = 5
     first_seed: int = 1
     sft_target: SftTarget = SftTarget.BARE
@@ -105,10 +154,22 @@ class StudyConfig:
     sft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-6))
     grpo_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluate: EvalConfig = field(default_factory=EvalConfig)
+    price: PriceConfig = field(default_factory=PriceConfig)
 
     def __post_init__(self) -> None:
-        if self.num_seeds < 1:
-            raise ConfigError("num_seeds must be 1 or more")
+        if min(self.num_seeds, self.num_tuning_seeds) < 1:
+            raise ConfigError("num_seeds and num_tuning_seeds must be 1 or more")
+        if any(not 0 < rate < math.inf for rate in self.learning_rates):
+            raise ConfigError("learning_rates must be above 0")
+        if len(set(self.learning_rates)) < len(self.learning_rates):
+            raise ConfigError("learning_rates holds a rate twice")
+        if bool(self.learning_rates) != bool(self.validation):
+            raise ConfigError(
+                "learning_rates and validation go together",
+                hint="name a JSONL file of samples that are neither trained on nor held out",
+            )
+        if self.learning_rates and self.evaluate.num_draws < 1:
+            raise ConfigError("a rate is chosen by sampled answers: set evaluate.num_draws")
         for name in self.arms:
             parse_arm(name)
         if self.control not in self.arms:
@@ -117,20 +178,25 @@ class StudyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One training run: an arm under one seed. The base model is one cell, of seed 0."""
+    """One training run: an arm under one seed. The base model is one cell, of seed 0.
+
+    `rate` is set in the runs that choose the learning rate.
+    """
 
     arm: str
     seed: int
+    rate: float | None = None
 
     @property
     def name(self) -> str:
         """Return its folder's name."""
-        return f"{self.arm.replace(_ARROW, '_then_').replace(_COLON, '_')}-{self.seed}"
+        arm = self.arm.replace(_ARROW, "_then_").replace(_COLON, "_")
+        return f"{arm}-{self.seed}" if self.rate is None else f"{arm}-{self.rate!r}-{self.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """What a finished cell came to: held-out scores, and what it spent."""
+    """What a finished cell came to: its scores, what it spent, and its rate (None if unknown)."""
 
     cell: Cell
     scores: tuple[SampleScore, ...]
@@ -138,6 +204,7 @@ class CellResult:
     completions: int
     completion_tokens: float
     seconds: float
+    learning_rate: float | None = None
 
 
 def parse_arm(name: str) -> tuple[Arm | None, Arm | None]:
@@ -184,27 +251,16 @@ def cells_of(config: StudyConfig) -> list[Cell]:
     return [Cell(arm=BASE, seed=0), *(Cell(arm=arm, seed=seed) for seed in seeds for arm in arms)]
 
 
-def price(config: StudyConfig, *, num_held_out: int) -> dict[str, int]:
-    """Return what a study will take, without running it.
-
-    Args:
-        config: The study.
-        num_held_out: Held-out samples.
-    """
-    cells, sampling = cells_of(config), config.grpo.sampling
-    trained = [cell for cell in cells if cell.arm != BASE]
-    completions = config.grpo.steps * sampling.prompts_per_step * sampling.group_size
-    evaluated = num_held_out * (1 + config.evaluate.num_draws)
-    num_sft = sum(parse_arm(cell.arm)[0] is not None for cell in trained)
-    return {
-        "cells": len(cells),
-        "training_completions": completions * len(trained),
-        "optimizer_steps": config.grpo.steps * config.grpo.inner_updates * len(trained)
-        + config.sft.steps * num_sft,
-        "evaluation_completions": evaluated * len(cells),
-        "tokens_at_most": completions * len(trained) * sampling.max_new_tokens
-        + evaluated * len(cells) * config.evaluate.max_new_tokens,
-    }
+def tuning_cells(config: StudyConfig) -> list[Cell]:
+    """Return the runs that choose each arm's learning rate; the same ones for every arm."""
+    first = config.first_seed + config.num_seeds
+    return [
+        Cell(arm=arm, seed=seed, rate=rate)
+        for seed in range(first, first + config.num_tuning_seeds)
+        for arm in config.arms
+        if arm != BASE
+        for rate in config.learning_rates
+    ]
 
 
 def run_study(
@@ -233,43 +289,105 @@ def run_study(
 
     Raises:
         TrainingError: An arm is empty, or see `train_grpo`.
-        DataError: Data and scores do not fit, training and held-out samples overlap, or a row has
-            no target of a kind that an arm learns.
+        DataError: Data and scores do not fit, training, validation and held-out samples overlap, or
+            a row has no target of a kind that an arm learns.
+        StateError: The folder holds a cell that was trained at another rate.
     """
     samples = read_samples(base / config.data).samples
     held_out = read_samples(base / config.held_out).samples
-    shared = {sample.id for sample in samples} & {sample.id for sample in held_out}
-    if shared:
-        raise DataError(
-            f"{len(shared)} held-out samples are also trained on, such as {min(shared)}"
-        )
+    refuse_shared(held_out, samples, "held-out samples are also trained on")
+    validation: Sequence[Sample] = ()
+    if config.validation:
+        validation = read_samples(base / config.validation).samples
+        refuse_shared(validation, samples, "validation samples are also trained on")
+        refuse_shared(validation, held_out, "validation samples are also held out")
     targets = _read_targets(config, base)
     scores = read_difficulty(base / config.scores / SCORES_NAME)
-    cells = cells_of(config)
-    with progress.task("cells", len(cells)) as task:
+
+    def run(cell: Cell, place: Path, asked: Sequence[Sample], rate: float | None) -> bool:
+        """Run a cell if it is this process's to run; return False when asked to stop."""
+        with _claimed(place) as mine:
+            if not mine:
+                return True
+            if (place / CELL_NAME).exists():
+                _check_rate(place, rate)
+                return True
+            plan = _plan(config, cell, samples, scores, targets, rate=rate)
+            return _run_cell(
+                config, cell, plan, asked, base=base, folder=place,
+                make_optimizer=make_optimizer, progress=progress, stop=stop, clock=clock,
+            )  # fmt: skip
+
+    choosing, cells = tuning_cells(config), cells_of(config)
+    with progress.task("cells", len(choosing) + len(cells)) as task:
+        for cell in choosing:
+            if not run(cell, folder / TUNING_FOLDER / cell.name, validation, cell.rate):
+                return read_cells(config, folder)
+            task.advance()
+        rates = {one.arm: one.rate for one in read_rates(config, folder)}
         for cell in cells:
-            place = folder / "cells" / cell.name
-            with _claimed(place) as mine:
-                if mine and not (place / "cell.json").exists():
-                    plan = _plan(config, cell, samples, scores, targets)
-                    done = _run_cell(
-                        config, cell, plan, held_out, base=base, folder=place,
-                        make_optimizer=make_optimizer, progress=progress, stop=stop, clock=clock,
-                    )  # fmt: skip
-                    if not done:
-                        break
+            if choosing and cell.arm not in (*rates, BASE):
+                continue
+            rate = rates.get(cell.arm, config.grpo_optimizer.lr) if cell.arm != BASE else None
+            if not run(cell, folder / CELLS_FOLDER / cell.name, held_out, rate):
+                break
             task.advance()
     return read_cells(config, folder)
 
 
+def refuse_shared(one: Sequence[Sample], other: Sequence[Sample], what: str) -> None:
+    """Return if two sets of samples share no id.
+
+    Raises:
+        DataError: They do; says what that means.
+    """
+    shared = {sample.id for sample in one} & {sample.id for sample in other}
+    if shared:
+        raise DataError(f"{len(shared)} {what}, such as {min(shared)}")
+
+
+def _check_rate(place: Path, rate: float | None) -> None:
+    """Return if a finished cell was trained at this rate, or does not say.
+
+    Raises:
+        StateError: It was another one.
+    """
+    known = json.loads((place / CELL_NAME).read_text(encoding="utf-8")).get("learning_rate")
+    if known is not None and known != rate:
+        raise StateError(
+            f"{place} was trained at rate {known:g}, the study now says {rate:g}",
+            hint="run the changed study in another folder",
+        )
+
+
 def read_cells(config: StudyConfig, folder: Path) -> tuple[CellResult, ...]:
     """Return the finished cells of a study's folder, in the study's order."""
+    return _finished(cells_of(config), folder / CELLS_FOLDER)
+
+
+def read_rates(config: StudyConfig, folder: Path) -> tuple[ArmRate, ...]:
+    """Return the learning rate of every arm whose tuning runs are all done."""
+    wanted = tuning_cells(config)
+    found = {one.cell: one.scores for one in _finished(wanted, folder / TUNING_FOLDER)}
+    chosen = []
+    for arm in dict.fromkeys(cell.arm for cell in wanted):
+        runs: dict[float, list[tuple[SampleScore, ...]]] = {}
+        members = [cell for cell in wanted if cell.arm == arm]
+        if all(cell in found for cell in members):
+            for cell in members:
+                assert cell.rate is not None
+                runs.setdefault(cell.rate, []).append(found[cell])
+            chosen.append(choose_rate(arm, runs))
+    return tuple(chosen)
+
+
+def _finished(cells: Sequence[Cell], folder: Path) -> tuple[CellResult, ...]:
     found = []
-    for cell in cells_of(config):
-        place = folder / "cells" / cell.name
-        if (place / "cell.json").exists():
-            spent = json.loads((place / "cell.json").read_text(encoding="utf-8"))
-            found.append(CellResult(cell=cell, scores=read_scores(place / "scores.jsonl"), **spent))
+    for cell in cells:
+        place = folder / cell.name
+        if (place / CELL_NAME).exists():
+            spent = json.loads((place / CELL_NAME).read_text(encoding="utf-8"))
+            found.append(CellResult(cell=cell, scores=read_scores(place / SCORES_FILE), **spent))
     return tuple(found)
 
 
@@ -306,7 +424,13 @@ def _read_targets(config: StudyConfig, base: Path) -> Targets:
 
 
 def _plan(
-    config: StudyConfig, cell: Cell, samples: Sequence[Sample], scores: Scores, targets: Targets
+    config: StudyConfig,
+    cell: Cell,
+    samples: Sequence[Sample],
+    scores: Scores,
+    targets: Targets,
+    *,
+    rate: float | None = None,
 ) -> Plan:
     """Return the stages of a cell; its samples are in an order of the cell's seed."""
     first, second = parse_arm(cell.arm)
@@ -330,7 +454,9 @@ def _plan(
         grpo=config.grpo if second is not None else None,
         grpo_samples=chosen(second),
         strata=strata,
-        grpo_optimizer=config.grpo_optimizer,
+        grpo_optimizer=(
+            config.grpo_optimizer if rate is None else replace(config.grpo_optimizer, lr=rate)
+        ),
     )
 
 
@@ -338,7 +464,7 @@ def _run_cell(
     config: StudyConfig,
     cell: Cell,
     plan: Plan,
-    held_out: Sequence[Sample],
+    asked: Sequence[Sample],
     *,
     base: Path,
     folder: Path,
@@ -347,7 +473,7 @@ def _run_cell(
     stop: Callable[[], bool],
     clock: Callable[[], float],
 ) -> bool:
-    """Train and evaluate one cell; return False when it was asked to stop."""
+    """Train a cell and ask it the samples; return False when it was asked to stop."""
     model = LocalModel.load(model_path(config.model, base))
     stages = run_stages(
         model, plan, folder=folder, seed=cell.seed, make_optimizer=make_optimizer,
@@ -356,11 +482,12 @@ def _run_cell(
     if stages is None:
         return False
     # the same answers are drawn in every cell, as far as the models agree
-    scores = evaluate(model, held_out, judged, config.evaluate, seed=0, progress=progress)
-    write_scores(folder / "scores.jsonl", scores)
+    scores = evaluate(model, asked, judged, config.evaluate, seed=0, progress=progress)
+    write_scores(folder / SCORES_FILE, scores)
     rows = [row for stage in stages.values() for row in stage.metrics]
     group = config.grpo.sampling.group_size
     spent = {
+        "learning_rate": plan.grpo_optimizer.lr if plan.grpo is not None else None,
         "num_samples": len(plan.grpo_samples),
         "completions": sum(row.get("prompts", 0) * group for row in rows),
         "completion_tokens": sum(
@@ -370,5 +497,5 @@ def _run_cell(
             value for row in rows for name, value in row["timing"].items() if name.endswith("_s")
         ),
     }
-    write_whole(folder / "cell.json", json.dumps(spent) + "\n")
+    write_whole(folder / CELL_NAME, json.dumps(spent) + "\n")
     return True

@@ -20,14 +20,18 @@ from tierwise.curriculum.study_analysis import (
     spent_by_arm,
 )
 from tierwise.curriculum.training_figures import COLOURS, drawing
+from tierwise.curriculum.tuning import ArmRate
 
 
-def study_report(config: StudyConfig, cells: Sequence[CellResult]) -> Report:
+def study_report(
+    config: StudyConfig, cells: Sequence[CellResult], rates: Sequence[ArmRate] = ()
+) -> Report:
     """Return the report of the cells that are done.
 
     Args:
         config: The study.
         cells: From `run_study` or `read_cells`.
+        rates: From `read_rates`, where the learning rate was tuned.
     """
     found = analyse(cells, config.control)
     planned = len(cells_of(config))
@@ -41,6 +45,8 @@ def study_report(config: StudyConfig, cells: Sequence[CellResult]) -> Report:
         comparison_table(found.comparisons),
         spent_table(cells),
     ]
+    if rates:
+        blocks.append(rate_table(rates))
     summary = (
         ("training runs done", f"{len(cells)} of {planned}"),
         ("seeds an arm", str(config.num_seeds)),
@@ -59,11 +65,11 @@ def study_report(config: StudyConfig, cells: Sequence[CellResult]) -> Report:
 
 _READING = (
     "Every arm was trained from the same model for the same number of steps, prompts and rollouts; "
-    "only the samples differ. Intervals hold 95 % and take both the held-out samples and the "
-    "training seeds at random; with few seeds they are somewhat too narrow. A comparison reads "
-    "higher or lower only if its interval, widened for all comparisons of this study together "
-    "(Bonferroni), leaves out zero. 'No difference seen' is not 'no difference': it says that this "
-    "many seeds and samples cannot tell."
+    "only the samples differ, and the learning rate where it was tuned. Intervals hold 95 % and "
+    "take both the held-out samples and the training seeds at random; with few seeds they are "
+    "somewhat too narrow. A comparison reads higher or lower only if its interval, widened for all "
+    "comparisons of this study together (Bonferroni), leaves out zero. 'No difference seen' is not "
+    "'no difference': it says that this many seeds and samples cannot tell."
 )
 
 
@@ -148,6 +154,25 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
                 one.verdict,
             )
             for one in comparisons
+        ),
+    )  # fmt: skip
+
+
+def rate_table(rates: Sequence[ArmRate]) -> Table:
+    """Return which learning rate each arm got, and from what."""
+    tried = [rate for rate, _ in rates[0].tried]
+    return Table(
+        caption="Learning rate of each arm: the one of the best sampled accuracy (in %) on "
+        f"{rates[0].num_samples} validation samples, which are neither trained on nor held out, "
+        f"over {rates[0].num_runs} training run(s) at each rate under seeds of their own. At an "
+        "end of the rates tried, a better one may lie beyond.",
+        header=("arm", "rate", *(f"at {rate:g}" for rate in tried), "at an end"),
+        rows=tuple(
+            (
+                one.arm, f"{one.rate:g}", *(f"{100 * value:.1f}" for _, value in one.tried),
+                "yes" if one.at_the_edge else "no",
+            )
+            for one in rates
         ),
     )  # fmt: skip
 
