@@ -69,7 +69,7 @@ def test_other_models_and_seeds_are_not_counted(tmp_path: Path) -> None:
 def test_trees_and_adaptive_answers_are_projected_from_finished_samples(tmp_path: Path) -> None:
     config = replace(
         CONFIG, mode="adaptive", rscore=True, tree=Tree(branches=2, depth=2, interval=4),
-        adaptive=Adaptive(budget=50), blind=False,
+        adaptive=Adaptive(num_attempts=25), blind=False,
     )  # fmt: skip
     found = costs(tmp_path, [], config)
     assert (found[Probe.TREE].to_make, found[Probe.TREE].projected) == (12.0, True)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tierwise.core.report import Section, Table, Text
+from tierwise.curriculum.adaptive import deciding
 from tierwise.curriculum.attempts import AttemptLog, Probe, Spending
 from tierwise.curriculum.samples import Sample
 from tierwise.curriculum.scoring import ScoreConfig
@@ -137,7 +138,9 @@ def _guess(
     ]
     if done:
         return sum(done) / len(done)
-    return config.tree.num_leaves if probe is Probe.TREE else config.adaptive.budget
+    if probe is Probe.TREE:
+        return config.tree.num_leaves
+    return len(deciding(config.permilles, config.boundary)) * config.adaptive.num_attempts
 
 
 def cost_section(costs: Sequence[ProbeCost], *, num_samples: int) -> Section:
