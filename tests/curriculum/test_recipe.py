@@ -141,6 +141,7 @@ def test_offloaded_training_ends_with_the_same_bits(home: Path, tmp_path: Path) 
         ("model='nowhere'", 6, "no model folder"),
         ("freeze=['wheels']", 4, "no parameter has 'wheels'"),
         ("target_field=3", 4, "target_field"),
+        ("device='toaster'", 2, "no device 'toaster' here"),
     ],
 )
 def test_mistakes_get_one_sentence(

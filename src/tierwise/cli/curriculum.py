@@ -60,6 +60,7 @@ group.add_command(study)
 @click.option("--config", type=click.Path(path_type=Path), help="TOML; the paper's by default.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting.")
 @click.option("--seed", default=0, show_default=True, help="Of every mask and token.")
+@click.option("--device", default="cpu", show_default=True, help="Where a local model runs.")
 @click.option("--resume", is_flag=True, help="Go on with the attempts already in the folder.")
 @_question_option
 @click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
@@ -74,6 +75,7 @@ def score(
     config: Path | None,
     overrides: tuple[str, ...],
     seed: int,
+    device: str,
     resume: bool,
     question: str,
     skip_bad: bool,
@@ -96,7 +98,7 @@ def score(
     from tierwise.curriculum.scores import SCORES_NAME
     from tierwise.curriculum.scoring import score as run
 
-    answerer = _answerer(model, servers)
+    answerer = _answerer(model, servers, device)
     try:
         found = run(
             samples,
@@ -340,7 +342,7 @@ def _read(data: Path, *, question: str, skip_bad: bool) -> SampleSet:
     return read_any(data, skip_bad=skip_bad, question=question)
 
 
-def _answerer(model: str, servers: tuple[str, ...]) -> LocalModel | ServerPool:
+def _answerer(model: str, servers: tuple[str, ...], device: str) -> LocalModel | ServerPool:
     from tierwise.curriculum.models import LocalModel
     from tierwise.curriculum.server import ServerPool
 
@@ -348,7 +350,7 @@ def _answerer(model: str, servers: tuple[str, ...]) -> LocalModel | ServerPool:
         key = os.environ.get("OPENAI_API_KEY", "")
         return ServerPool(endpoints=servers, model=model, api_key=key)
     if model != "tiny":
-        return LocalModel.load(model)
+        return LocalModel.load(model, device=device)
     from tierwise.curriculum.tiny.build import tiny_model_path
 
-    return LocalModel.load(tiny_model_path())
+    return LocalModel.load(tiny_model_path(), device=device)

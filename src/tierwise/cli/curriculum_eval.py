@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @click.option("--judge-model", metavar="NAME", help="The judge's name as its server knows it.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting.")
 @click.option("--seed", default=0, show_default=True, help="Of every token.")
+@click.option("--device", default="cpu", show_default=True, help="Where the model runs: cuda, ...")
 @click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
 @json_option
 @debug_option
@@ -42,6 +43,7 @@ def evaluate(
     judge_model: str | None,
     overrides: tuple[str, ...],
     seed: int,
+    device: str,
     skip_bad: bool,
     as_json: bool,
 ) -> None:
@@ -64,7 +66,7 @@ def evaluate(
         try:
             _evaluate_benchmark(
                 model, data, out, against=against, benchmark=benchmark, judge=judge,
-                overrides=overrides, seed=seed, skip_bad=skip_bad, as_json=as_json,
+                overrides=overrides, seed=seed, device=device, skip_bad=skip_bad, as_json=as_json,
             )  # fmt: skip
         except KeyboardInterrupt as error:
             raise InterruptedVerb("run the same command again to go on") from error
@@ -72,8 +74,8 @@ def evaluate(
     if judge_url is not None:
         raise UsageError("--judge is for benchmarks", hint="name one with --benchmark")
     _evaluate_samples(
-        model, data, out, against=against, overrides=overrides, seed=seed, skip_bad=skip_bad,
-        as_json=as_json,
+        model, data, out, against=against, overrides=overrides, seed=seed, device=device,
+        skip_bad=skip_bad, as_json=as_json,
     )  # fmt: skip
 
 
@@ -94,6 +96,7 @@ def _evaluate_samples(
     against: Path | None,
     overrides: tuple[str, ...],
     seed: int,
+    device: str,
     skip_bad: bool,
     as_json: bool,
 ) -> None:
@@ -108,7 +111,7 @@ def _evaluate_samples(
     samples = read_any(data, skip_bad=skip_bad).samples
     before = None if against is None else evaluation.read_scores(against)
     scores = evaluation.evaluate(
-        LocalModel.load(model_path(model, Path())),
+        LocalModel.load(model_path(model, Path()), device=device),
         samples,
         judged,
         settings,
@@ -156,6 +159,7 @@ def _evaluate_benchmark(
     judge: ServerPool | None,
     overrides: tuple[str, ...],
     seed: int,
+    device: str,
     skip_bad: bool,
     as_json: bool,
 ) -> None:
@@ -175,7 +179,7 @@ def _evaluate_benchmark(
     if against is not None:
         before = read_scores(against)
         run.refuse_unlike(against, scoring)
-    answerer = LocalAnswerer(LocalModel.load(model_path(model, Path())))
+    answerer = LocalAnswerer(LocalModel.load(model_path(model, Path()), device=device))
     folder = run.work_folder(out)
     items = read_items(
         chosen, data, files, pictures_folder=folder / "pictures", seed=seed, skip_bad=skip_bad

@@ -134,9 +134,11 @@ class LocalModel:
             local_only: Never ask the network.
 
         Raises:
+            UsageError: No such device here.
             MissingFileError: No such folder.
             DataError: The folder holds no image-text-to-text model that can be loaded.
         """
+        _refuse_absent(device)
         if threads is not None:
             torch.set_num_threads(threads)
         if local_only and not Path(folder_or_id).is_dir():
@@ -328,6 +330,14 @@ class LocalModel:
             finished_B=is_end_BT.any(1),
             texts=tuple(text.strip() for text in texts),
         )
+
+
+def _refuse_absent(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch has no one way of saying so
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"no device {device!r} here: {reason}", hint='use "cpu"') from error
 
 
 class _KeyedChoice:

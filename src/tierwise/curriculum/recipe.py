@@ -105,6 +105,8 @@ class RecipeConfig:
         grpo_optimizer: Of the second.
         evaluate: How to evaluate.
         backend: Whose loop trains.
+        device: Where, such as `cuda`. Weights that are trained are 32 bit there too: at 16 bit an
+            update of a usual rate is rounded away. Under an adapter the others stay as stored.
     """
 
     model: str
@@ -121,6 +123,7 @@ class RecipeConfig:
     grpo_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluate: EvalConfig = field(default_factory=EvalConfig)
     backend: Backend = Backend.TIERWISE
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +176,9 @@ def run_recipe(
     samples = read_samples(base / config.data).samples
     strata = read_strata(base / config.data)
     held_out = read_samples(base / config.held_out).samples if config.held_out else ()
-    model = LocalModel.load(model_path(config.model, base))
+    model = LocalModel.load(model_path(config.model, base), device=config.device)
+    if config.lora is None:
+        model.model.float()
     freeze(model.model, config.freeze)
     write_whole(folder / "config.toml", dump_config(config))
 
