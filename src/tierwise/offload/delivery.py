@@ -34,6 +34,13 @@ class _Late:
     read: list[tuple[Tensor, int]]  # gradients being read, and their versions
 
 
+class Gate:
+    """Whether any block's weights are on their way: plain enough for torch.compile to guard on."""
+
+    def __init__(self) -> None:
+        self.late = False
+
+
 class Delivery:
     """Brings the weights of a step to the device, block by block.
 
@@ -49,11 +56,12 @@ class Delivery:
     ) -> None:
         self._lane, self._queue, self._updater, self._trace = lane, queue, updater, trace
         self._late: dict[Block, _Late] = {}
+        self.gate = Gate()
 
     @property
     def pending(self) -> bool:
         """Whether any block is late."""
-        return bool(self._late)
+        return self.gate.late
 
     def start(self, work: Sequence[tuple[Slot, bool]], coefficient: float) -> list[Block]:
         """Hand over the rest of a step; return its blocks, lowest first.
@@ -69,6 +77,7 @@ class Delivery:
         blocks = sorted(by_block, key=lambda block: block.rank)
         tasks = [task for b in blocks for task in self._tasks(b, by_block[b], coefficient)]
         self._queue.submit(tasks)
+        self.gate.late = bool(self._late)
         return blocks
 
     def _tasks(
@@ -114,6 +123,7 @@ class Delivery:
         late = self._late.pop(block, None)
         if late is None:
             return
+        self.gate.late = bool(self._late)
         start = self._trace.clock() if self._trace else 0
         waited = late.ticket.remaining > 0
         self._queue.finish([late.ticket])

@@ -150,6 +150,7 @@ class OffloadAdamW(Optimizer):
         self._norm: Tensor | None = None
         self._step_supports_amp_scaling = True  # a GradScaler then says that it is there
         self._scaled = False
+        self._seen = True  # the forward of some block before the last step
         self._clipped: deque[bool] = deque(maxlen=_CLIP_HISTORY)
         self._fired: dict[Block, None] = {}  # forward order, as seen
         self._gated: set[Block] = set()  # blocks whose forward has run since the last step
@@ -188,7 +189,9 @@ class OffloadAdamW(Optimizer):
                 model,
                 list(blocks),
                 before=self._before_forward,
-                settle=self.synchronize if self._overlap_forward else None,
+                settle=self.synchronize,
+                overlap_forward=self._overlap_forward,
+                gate=self._delivery.gate,
                 trace=trace,
                 mark=self._shadow.mark,
             )
@@ -392,6 +395,7 @@ class OffloadAdamW(Optimizer):
         """Commit proposals, start the other updates, and send new weights on their way."""
         if self.counts.steps == 0:
             self._learn_order()
+        self._check_forward_seen(slots)
         for slot in slots:
             if slot in kept:
                 slot.bank = 1 - slot.bank
@@ -408,6 +412,16 @@ class OffloadAdamW(Optimizer):
         for block in blocks:
             if not (self._overlap_forward and block in self._gated):
                 self._delivery.arrive(block)
+
+    def _check_forward_seen(self, slots: Sequence[Slot]) -> None:
+        """Say once if gradients came of a backward without any block's forward."""
+        ran = any(slot.block.module is not None and slot.hits for slot in slots)
+        if self._seen and ran and not self._gated:
+            self._seen = False
+            logger.warning(
+                "no block's forward was seen (is the whole model compiled?): step() waits for all "
+                "weights; compile block by block to overlap them"
+            )
 
     def _update_resident(self, slots: Sequence[Slot], coefficient: float) -> None:
         start = self.trace.clock() if self.trace else 0
