@@ -55,6 +55,11 @@ class PictureProcessor:
         self._expand, self._keep, self._token_types = expand, keep, token_types
         self._nested, self._settings = nested, dict(settings or {})
 
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write what `load_processor` reads: tokenizer, chat template and image processor."""
+        self.tokenizer.save_pretrained(folder)
+        self.image_processor.save_pretrained(folder)
+
     def apply_chat_template(
         self, messages: Sequence[Any], *, add_generation_prompt: bool = False
     ) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +51,12 @@ class Prompts:
     Attributes:
         inputs: At least `input_ids` (B, P) int64 and `attention_mask` (B, P); pixel values too.
         texts: The prompt of each row as text, before image tokens are expanded.
+        num_images: Pictures of each row; empty is one each.
     """
 
     inputs: Mapping[str, Tensor]
     texts: tuple[str, ...]
+    num_images: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +251,7 @@ class LocalModel:
             for name, value in batch.items()
             if isinstance(value, Tensor)
         }
-        return Prompts(inputs=inputs, texts=texts)
+        return Prompts(inputs=inputs, texts=texts, num_images=tuple(counts))
 
     def image_token_ids(self) -> tuple[int, ...]:
         """Return the ids of the tokens that stand for pictures."""
@@ -437,4 +439,4 @@ def append_tokens(prompts: Prompts, token_ids_BT: Tensor, lengths_B: Tensor) -> 
             inputs[name] = torch.cat([value, zeros_BT], dim=1)
     inputs["input_ids"] = torch.cat([input_ids_BP, token_ids_BT], dim=1)
     inputs["attention_mask"] = torch.cat([mask_BP, real_BT], dim=1)
-    return Prompts(inputs=inputs, texts=prompts.texts)
+    return replace(prompts, inputs=inputs)

@@ -9,8 +9,8 @@ of B whole passes, in sampling and in training alike (the gradient flows through
 row draws from its own seed, so a rollout does not depend on its neighbours' draws.
 
 Models whose positions are not those of a plain cache (three-dimensional rotary positions, as in the
-Qwen-VL families) are run row by row, whatever `share_prompts` says. Left out: several pictures a
-prompt for these.
+Qwen-VL families) are run row by row, whatever `share_prompts` says. Left out: pictures cut into
+tiles whose number differs from picture to picture.
 
 Shapes: P prompts, B rollouts, Q prompt tokens, T completion tokens, V vocabulary.
 `prompt_B` holds each rollout's prompt.
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tierwise.core.errors import UsageError
 from tierwise.curriculum.models import LocalModel, Prompts, keyed_uniform
 
 
@@ -196,20 +197,57 @@ def select_prompts(rollouts: Rollouts, keep_P: Tensor) -> Rollouts:
 
 
 def repeat_prompts(prompts: Prompts, prompt_B: Tensor) -> Prompts:
-    """Return the prompts in the order and number of `prompt_B`.
+    """Return the prompts in the order and number of `prompt_B`, each with its own pictures.
 
-    Tensors with one entry a prompt are indexed. Flat patch tensors (the Qwen-VL families) are cut
-    by the grid of each picture, one picture a prompt.
+    Tensors with one entry a prompt are indexed; those that hold all pictures one after another, or
+    all their patches (the Qwen-VL families), are cut by prompt.
+
+    Raises:
+        UsageError: It cannot be told which part of a tensor belongs to which prompt.
     """
-    size = len(prompts.texts)
-    inputs = {name: value for name, value in prompts.inputs.items() if value.shape[0] == size}
-    selected = {name: value[prompt_B] for name, value in inputs.items()}
-    for name in prompts.inputs.keys() - inputs.keys():
-        lengths = prompts.inputs["image_grid_thw"].prod(dim=1).tolist()
-        pieces = torch.split(prompts.inputs[name], lengths)
-        selected[name] = torch.cat([pieces[i] for i in prompt_B.tolist()])
-    texts = tuple(prompts.texts[i] for i in prompt_B.tolist())
-    return Prompts(inputs=selected, texts=texts)
+    chosen = prompt_B.tolist()
+    counts = prompts.num_images or (1,) * len(prompts.texts)
+    selected = {}
+    for name, value in prompts.inputs.items():
+        if _has_a_row_a_prompt(name, value, prompts):
+            selected[name] = value[prompt_B]
+            continue
+        pieces = torch.split(value, _lengths_by_prompt(name, value, prompts, counts))
+        picked = torch.cat([pieces[i] for i in chosen])
+        if len(picked):  # else none of them has a picture
+            selected[name] = picked
+    return Prompts(
+        inputs=selected,
+        texts=tuple(prompts.texts[i] for i in chosen),
+        num_images=tuple(counts[i] for i in chosen),
+    )
+
+
+def _has_a_row_a_prompt(name: str, value: Tensor, prompts: Prompts) -> bool:
+    tokens = prompts.inputs["input_ids"].shape
+    # pictures nested by prompt (SmolVLM) have one dimension more than pictures in a row
+    nested = value.ndim == 5 or name == "pixel_attention_mask"
+    return value.shape[:2] == tokens or (nested and value.shape[0] == tokens[0])
+
+
+def _lengths_by_prompt(
+    name: str, value: Tensor, prompts: Prompts, counts: Sequence[int]
+) -> list[int]:
+    """Return how many entries of a tensor of pictures or patches each prompt has."""
+    grid = prompts.inputs.get("image_grid_thw")
+    if value.shape[0] == sum(counts):
+        each = [1] * sum(counts)
+    elif grid is not None and value.shape[0] == int(grid.prod(dim=1).sum()):
+        each = grid.prod(dim=1).tolist()
+    elif sum(counts) and value.shape[0] % sum(counts) == 0:
+        each = [value.shape[0] // sum(counts)] * sum(counts)  # tiles, as many for every picture
+    else:
+        raise UsageError(
+            f"{name} has {value.shape[0]} entries for {sum(counts)} pictures",
+            hint="set the processor to cut every picture into as many tiles",
+        )
+    left = iter(each)
+    return [sum(next(left) for _ in range(count)) for count in counts]
 
 
 def _run_prompts(model: LocalModel, prompts: Prompts) -> tuple[Tensor, Any]:
