@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import random
 import subprocess
@@ -157,3 +158,42 @@ def test_a_restart_with_a_full_buffer_opens_and_reads_at_once(fast_path: Path) -
         archive.burn(partial=True)
         archive.files.write_file("more", b"m" * 50_000)
         assert archive.fsck() == []
+
+
+LONG = {
+    "import": ["{out}", "in"], "seal": ["--partial"], "burn": ["--partial"], "evict": [],
+    "recall": ["d"], "requests": ["--serve"], "scrub": [], "repair": [], "verify": [],
+    "export": ["/", "--to", "{new}"], "rebuild": [],
+}  # fmt: skip
+
+
+def test_every_verb_has_json() -> None:
+    from tierwise.cli.archive import group
+
+    for name, command in group.commands.items():
+        assert any("--json" in option.opts for option in command.params), name
+
+
+def test_every_long_verb_says_how_far_it_is(
+    fast_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--json` has the result on standard output and progress, as JSON lines, on the other."""
+    from tierwise.cli.main import run
+
+    root = fast_path / "vault"
+    (fast_path / "out").mkdir()
+    (fast_path / "out" / "f").write_bytes(b"f" * 1000)
+    made = ["init", str(root), "--disc", "2MiB", "--array", "2+1", "--slots", "60", "--json"]
+    assert run(["archive", *made]) == 0
+    with Archive.open(root) as archive:
+        archive.files.write_file("d/f", b"1" * 90_000)
+    capsys.readouterr()
+    for verb, rest in LONG.items():
+        if verb == "rebuild":
+            (root / "metadata").rename(fast_path / "gone")
+        words = [word.format(out=fast_path / "out", new=fast_path / "new") for word in rest]
+        assert run(["archive", verb, str(root), *words, "--json"]) == 0, verb
+        said = capsys.readouterr()
+        assert isinstance(json.loads(said.out), dict), verb
+        lines = [json.loads(line) for line in said.err.splitlines()]
+        assert any("progress" in line for line in lines), verb

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tierwise.archive.catalogue import Catalogue, Row
 from tierwise.archive.store import Store
+from tierwise.core.progress import SILENT, Progress
 
 _BATCH = 256
 
@@ -33,6 +34,7 @@ def evict(
     forepart_bytes: int,
     versions: Iterable[int] | None = None,
     target_bytes: int | None = None,
+    progress: Progress = SILENT,
     crash_point: Callable[[str], None] = lambda name: None,
 ) -> EvictReport:
     """Remove buffer copies of burned images and versions.
@@ -43,6 +45,7 @@ def evict(
         forepart_bytes: Head to keep of each file.
         versions: Only these versions, and no images; None: everything that may go.
         target_bytes: Stop when so much is free; None: go on to the end.
+        progress: Counts files.
         crash_point: Called between steps with their names; tests die there.
     """
     freed_images = freed_bytes = 0
@@ -50,20 +53,22 @@ def evict(
         freed_images, freed_bytes = _evict_images(catalogue, store, target_bytes)
     files = 0
     rows = _candidates(catalogue, versions)
-    for start in range(0, len(rows), _BATCH):
-        if target_bytes is not None and freed_bytes >= target_bytes:
-            break
-        batch = _within(rows[start : start + _BATCH], target_bytes, freed_bytes)
-        for version, _ in batch:
-            store.keep_forepart(version, forepart_bytes)
-        crash_point("evict: foreparts kept")
-        gone = _mark_offline(catalogue, batch)
-        catalogue.sync()
-        crash_point("evict: catalogue says offline")
-        for version, size in gone:
-            store.remove(version)
-            files, freed_bytes = files + 1, freed_bytes + size
-        crash_point("evict: files removed")
+    with progress.task("evict", len(rows)) as task:
+        for start in range(0, len(rows), _BATCH):
+            if target_bytes is not None and freed_bytes >= target_bytes:
+                break
+            batch = _within(rows[start : start + _BATCH], target_bytes, freed_bytes)
+            for version, _ in batch:
+                store.keep_forepart(version, forepart_bytes)
+            crash_point("evict: foreparts kept")
+            gone = _mark_offline(catalogue, batch)
+            catalogue.sync()
+            crash_point("evict: catalogue says offline")
+            for version, size in gone:
+                store.remove(version)
+                files, freed_bytes = files + 1, freed_bytes + size
+            task.advance(len(gone))
+            crash_point("evict: files removed")
     return EvictReport(files=files, images=freed_images, bytes=freed_bytes)
 
 

@@ -1,15 +1,19 @@
 """Copying files out, hashes checked on the way; as a plain tree or as a BagIt bag.
 
 Bytes come from the buffer, or are recalled as for any reader. A file with several names is copied
-once for each; a bag holds regular files only, as it has no notion of links. Left out: OCFL.
+once for each; a bag holds regular files only, as it has no notion of links. Until all is copied a
+file in the target, `.tierwise-export-unfinished`, says what is being exported; the same export run
+again goes on there, and keeps what is right already. Left out: OCFL.
 
 Source: RFC 8493 (The BagIt File Packaging Format 1.0).
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +24,10 @@ from tierwise.archive.recall import Recaller
 from tierwise.archive.store import Store
 from tierwise.core.errors import IntegrityError, StateError
 from tierwise.core.progress import SILENT, Progress
-from tierwise.core.records import whole_file, write_whole
+from tierwise.core.records import hash_file, whole_file, write_whole
 
 _CHUNK_BYTES = 1 << 20
+UNFINISHED = ".tierwise-export-unfinished"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,7 @@ def export_files(
 
     Args:
         files: (path, version) pairs.
-        target: The folder; must not exist, or be empty.
+        target: The folder; must not exist, be empty, or hold the same export unfinished.
         catalogue: The open catalogue.
         store: The buffer.
         recaller: Brings back what is only on disc.
@@ -59,11 +64,11 @@ def export_files(
 
     Raises:
         StateError: The target holds something.
-        IntegrityError: Bytes are beyond repair; the message says which. The target is left as
-            far as it got, without a bag declaration.
+        IntegrityError: Bytes are beyond repair; the message says which. The target is left
+            unfinished, without a bag declaration.
     """
-    if target.exists() and any(target.iterdir()):
-        raise StateError(f"{target} is not empty", hint="name a new folder")
+    _claim(target, [catalogue.value("SELECT value FROM meta WHERE key = 'archive_id'"), bagit,
+                    *sorted((os.fsdecode(path), version) for path, version in files)])  # fmt: skip
     base = target / "data" if bagit else target
     base.mkdir(parents=True, exist_ok=True)
     for path, link in others:
@@ -71,14 +76,46 @@ def export_files(
     lines, num_bytes = [], 0
     with progress.task("export", len(files)) as task:
         for path, version in sorted(files):
-            recaller.bring_back(version)
-            size, digest = _copy(catalogue, store, version, base / os.fsdecode(path))
+            out = base / os.fsdecode(path)
+            done = _already(catalogue, version, out)
+            if done is None:
+                recaller.bring_back(version)
+                done = _copy(catalogue, store, version, out)
+            size, digest = done
             num_bytes += size
             lines.append(f"{digest}  data/{_bag_name(path)}\n")
             task.advance()
     if bagit:
         _declare(target, "".join(lines), num_bytes, len(files), catalogue.clock())
+    (target / UNFINISHED).unlink()
     return ExportReport(target=str(target), files=len(files), bytes=num_bytes)
+
+
+def _claim(target: Path, what: Sequence[object]) -> None:
+    """Take a folder for an export, or the one where the same export was cut off."""
+    text = hashlib.sha256(json.dumps(what).encode()).hexdigest() + "\n"
+    if target.exists() and any(target.iterdir()):
+        found = None
+        with contextlib.suppress(OSError):
+            found = (target / UNFINISHED).read_text(encoding="ascii", errors="replace")
+        if found is None:
+            raise StateError(f"{target} is not empty", hint="name a new folder")
+        if found != text:
+            raise StateError(
+                f"{target} holds another export, unfinished, or the archive has changed since",
+                hint="remove it or name a new folder",
+            )
+        for stray in target.rglob(".*.part"):
+            stray.unlink()
+    write_whole(target / UNFINISHED, text)
+
+
+def _already(catalogue: Catalogue, version: int, path: Path) -> tuple[int, str] | None:
+    """Return size and hash of a version that an earlier run copied whole."""
+    expected = catalogue.value("SELECT sha256 FROM versions WHERE version = ?", version)
+    if expected is None or not path.is_file() or hash_file(path) != expected:
+        return None
+    return path.stat().st_size, str(expected)
 
 
 def _make_other(path: Path, link: bytes | None) -> None:
@@ -86,14 +123,16 @@ def _make_other(path: Path, link: bytes | None) -> None:
         path.mkdir(parents=True, exist_ok=True)
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
         path.symlink_to(os.fsdecode(link))
 
 
 def _copy(catalogue: Catalogue, store: Store, version: int, path: Path) -> tuple[int, str]:
     """Copy one version and return its size and hash."""
     row = catalogue.one(
-        "SELECT v.sha256, v.mtime_ns, COALESCE(i.mode & 511, 420) FROM versions v"
-        " LEFT JOIN inodes i USING (ino) WHERE v.version = ?", version,
+        "SELECT v.sha256, CASE WHEN i.version = v.version THEN i.mtime_ns ELSE v.mtime_ns END,"
+        " COALESCE(i.mode & 511, 420) FROM versions v LEFT JOIN inodes i USING (ino)"
+        " WHERE v.version = ?", version,
     )  # fmt: skip
     assert row is not None
     expected, mtime_ns, mode = row

@@ -203,7 +203,11 @@ class Files:
     def import_tree(
         self, source: Path, destination: str | bytes | Path = b"", *, progress: Progress = SILENT
     ) -> Imported:
-        """Copy a folder's content in: modes, owners, times, links and xattrs, names in order."""
+        """Copy a folder's content in: modes, owners, times, links and xattrs, names in order.
+
+        What is there already with the same type, size, time and mode is left as it is, so that an
+        import that was cut off goes on when it is run again; a file's time is set last.
+        """
         counts = {"files": 0, "folders": 0, "links": 0, "others": 0, "bytes": 0}
         top = as_bytes(destination)
         self.make_folders(top)
@@ -222,35 +226,53 @@ class Files:
             path, below = source + b"/" + name, target + b"/" + name if target else name
             found = os.lstat(path)
             first = seen.get((found.st_dev, found.st_ino))
+            there = self._there(below)
             if first is not None:
-                self.link(first, below)
+                if there is None or there.inode != self.stat(first).inode:
+                    self._make_way(below, there)
+                    self.link(first, below)
                 counts["links"] += 1
                 continue
             if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
                 seen[found.st_dev, found.st_ino] = below
-            self._import_one(path, below, found, counts)
+            self._import_one(path, below, found, there)
+            _count(found, counts)
             if stat.S_ISDIR(found.st_mode):
                 self._import_folder(path, below, counts, seen, advance)
                 self._copy_metadata(path, below, found)
             advance()
 
+    def _there(self, path: bytes) -> Attributes | None:
+        parent, name = self._split(path)
+        try:
+            return self._fs.lookup(parent, name)
+        except FileNotFoundError:
+            return None
+
+    def _make_way(self, below: bytes, there: Attributes | None) -> None:
+        if there is not None:
+            self.remove(below)
+
     def _import_one(
-        self, path: bytes, below: bytes, found: os.stat_result, counts: dict[str, int]
+        self, path: bytes, below: bytes, found: os.stat_result, there: Attributes | None
     ) -> None:
         if stat.S_ISDIR(found.st_mode):
+            if there is not None and not stat.S_ISDIR(there.mode):
+                self.remove(below)
             self.make_folders(below)
-            counts["folders"] += 1
+            return
+        if there is not None and _is_same(found, there):
             return
         if stat.S_ISREG(found.st_mode):
+            if there is not None and not stat.S_ISREG(there.mode):
+                self.remove(below)
             self._write(below, _chunks(path), mode=0o600, mtime_ns=None)
-            counts["files"] += 1
-            counts["bytes"] += found.st_size
         elif stat.S_ISLNK(found.st_mode):
+            self._make_way(below, there)
             self.symlink(os.readlink(path), below)  # noqa: PTH115 - bytes
-            counts["links"] += 1
         else:
+            self._make_way(below, there)
             self._fs.mknod(*self._split(below), found.st_mode, found.st_rdev, self.caller)
-            counts["others"] += 1
         self._copy_metadata(path, below, found)
 
     def _copy_metadata(self, path: bytes, below: bytes, found: os.stat_result) -> None:
@@ -272,3 +294,23 @@ def _chunks(path: bytes) -> Iterator[bytes]:
     with open(path, "rb") as stream:  # noqa: PTH123 - the path is bytes
         while chunk := stream.read(_CHUNK_BYTES):
             yield chunk
+
+
+def _is_same(found: os.stat_result, there: Attributes) -> bool:
+    """Return whether what is to be imported is there already, by the rule of rsync."""
+    return (found.st_mode, found.st_size, found.st_mtime_ns, found.st_rdev) == (
+        there.mode,
+        there.size,
+        there.mtime_ns,
+        there.rdev,
+    )
+
+
+def _count(found: os.stat_result, counts: dict[str, int]) -> None:
+    if stat.S_ISREG(found.st_mode):
+        counts["files"] += 1
+        counts["bytes"] += found.st_size
+    elif stat.S_ISDIR(found.st_mode):
+        counts["folders"] += 1
+    else:
+        counts["links" if stat.S_ISLNK(found.st_mode) else "others"] += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tierwise.archive.slices import Record
 from tierwise.archive.store import Store
 from tierwise.core.errors import DataError, TierwiseError
 from tierwise.core.progress import SILENT, Progress
-from tierwise.core.records import whole_file
+from tierwise.core.records import whole_file, write_whole
 
 
 @dataclass(slots=True)
@@ -58,16 +59,46 @@ class Found:
     faults: list[tuple[str, str]] = field(default_factory=list)
 
 
+class Computed:
+    """Which images in the buffer a rebuild has put there, in case it is cut off.
+
+    Args:
+        path: The note's file, one label a line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._labels = set(path.read_text("ascii").splitlines()) if path.exists() else set()
+
+    def __contains__(self, label: str) -> bool:
+        return label in self._labels
+
+    def note(self, label: str) -> None:
+        """Note an image, durably, before it is made."""
+        self._labels.add(label)
+        write_whole(self._path, "".join(f"{label}\n" for label in sorted(self._labels)))
+
+    def forget(self) -> None:
+        """Drop the note: the catalogue says it now."""
+        self._path.unlink(missing_ok=True)
+
+
 class DiscReader:
     """Reads discs and rebuilds lost images from the rest of their arrays.
 
     Args:
         store: The buffer, where rebuilt images go.
         shelf: The archive's disc library, if it has one.
+        computed: The images that an earlier run, cut off, has put into the buffer.
+        crash_point: Called between steps with their names; tests die there.
     """
 
-    def __init__(self, store: Store, shelf: Shelf | None = None) -> None:
+    def __init__(
+        self, store: Store, shelf: Shelf | None = None, *, computed: Computed,
+        crash_point: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self._store, self._shelf = store, shelf
+        self._computed, self._crash_point = computed, crash_point
 
     def read(self, discs: dict[Path, int | None], progress: Progress = SILENT) -> Found:
         """Return what discs tell.
@@ -92,12 +123,15 @@ class DiscReader:
         found = Found(max(set(ids), key=lambda name: (ids.count(name), name)))
         for scan in scans:
             self._enter(found, scan, discs[scan.path])
+        self._crash_point("rebuild: discs read")
         for number in found.maps:
             self._rebuild_array(found, number)
+            self._crash_point("rebuild: array made whole")
         for image in found.images.values():
             if image.scan is not None:
                 self._merge(found, image.scan)
             if image.path is not None and image.slot is None and not image.buffered:
+                self._computed.note(image.label)
                 with whole_file(self._store.image_path(image.label)) as copy:
                     shutil.copyfile(image.path, copy)
                 image.buffered = image.rebuilt = True
@@ -113,6 +147,7 @@ class DiscReader:
         known = found.images.get(identity.image_id)
         if known is not None and buffered and scan.sha256 == known.sha256:
             known.buffered = True
+            known.rebuilt |= known.slot is None and identity.label in self._computed
             return
         if scan.fault is not None:
             found.faults.append((str(scan.path), f"{identity.label}: {scan.fault}: {scan.detail}"))
@@ -125,6 +160,7 @@ class DiscReader:
             array=array, position=position, kind="data" if scan.array_map is None else "parity",
             slot=slot, path=scan.path, scan=scan, size=scan.size_bytes, sha256=scan.sha256,
             created_ns=scan.created_ns, buffered=buffered,
+            rebuilt=buffered and identity.label in self._computed,
         )  # fmt: skip
         if scan.array_map is not None:
             members = scan.array_map
@@ -139,29 +175,27 @@ class DiscReader:
         with contextlib.ExitStack() as stack:
             self._rebuild_missing(found, number, stack)
 
-    def _rebuild_missing(self, found: Found, number: int, stack: contextlib.ExitStack) -> None:
-        members = found.maps[number]
-        there: list[tuple[int, FoundImage]] = []
-        present: dict[int, Path] = {}
-        missing: dict[int, Path] = {}
-        for member in members.members:
-            image = found.images.get(member.image_id)
-            if image is None:
-                image = FoundImage(
+    def _enter_members(self, found: Found, number: int) -> Iterator[tuple[int, FoundImage]]:
+        """Yield an array's members by index, entering those that are gone."""
+        for member in found.maps[number].members:
+            image = found.images.setdefault(
+                member.image_id,
+                FoundImage(
                     label=member.label, image_id=member.image_id, sequence=member.sequence,
-                    array=number,
-                    position=member.index, kind=member.role,
-                )  # fmt: skip
-                found.images[member.image_id] = image
+                    array=number, position=member.index, kind=member.role,
+                ),
+            )  # fmt: skip
             if member.role == "data":
                 image.size, image.sha256 = member.length, member.sha256
-            if image.path is None:
-                missing[member.index] = self._store.image_path(member.label)
-            else:
-                there.append((member.index, image))
-        if not missing and all(image.scan and not image.scan.fault for _, image in there):
+            yield member.index, image
+
+    def _rebuild_missing(self, found: Found, number: int, stack: contextlib.ExitStack) -> None:
+        members, images = found.maps[number], dict(self._enter_members(found, number))
+        if all(image.path and image.scan and not image.scan.fault for image in images.values()):
             return
-        for index, image in there:
+        present: dict[int, Path] = {}
+        missing: dict[int, Path] = {}
+        for index, image in images.items():
             path = self._readable(image, stack)
             if path is None:
                 missing[index] = self._store.image_path(image.label)
@@ -169,15 +203,15 @@ class DiscReader:
                 present[index] = path
         damage = find_damage(members, present)
         for index in (index for index, blocks in damage.items() if blocks):
-            label = members.members[index].label
-            missing[index] = self._store.image_path(label)
-            found.faults.append((str(found.images[members.members[index].image_id].path),
-                                 f"{label}: damaged"))  # fmt: skip
+            missing[index] = self._store.image_path(images[index].label)
+            found.faults.append((str(images[index].path), f"{images[index].label}: damaged"))
+        for index in missing:
+            self._computed.note(images[index].label)
         with contextlib.suppress(TierwiseError):
             reconstruct(members, present, missing, damage=damage)
         for index, path in missing.items():
             if path.exists():
-                self._enter_rebuilt(found.images[members.members[index].image_id], path)
+                self._enter_rebuilt(images[index], path)
 
     def _enter_rebuilt(self, image: FoundImage, path: Path) -> None:
         image.path, image.slot, image.rebuilt = path, None, True

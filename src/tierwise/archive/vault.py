@@ -44,7 +44,7 @@ from tierwise.archive.export import ExportReport, export_files
 from tierwise.archive.files import Files
 from tierwise.archive.founding import claim, declare_finished
 from tierwise.archive.fs import ArchiveFileSystem, Pause, wait_for_room
-from tierwise.archive.gather import DiscReader
+from tierwise.archive.gather import Computed, DiscReader
 from tierwise.archive.mend import Mender
 from tierwise.archive.namespace import Namespace
 from tierwise.archive.operations import Caller
@@ -62,6 +62,7 @@ from tierwise.core.progress import SILENT, Progress
 
 CATALOGUE = "metadata/catalogue.db"
 FOREPARTS = "metadata/foreparts.db"
+COMPUTED = "metadata/rebuild.unfinished"
 
 
 class Archive:
@@ -320,20 +321,24 @@ class Archive:
         return Burner(self.catalogue, self.store, self.config, self.shelf, self.crash_point)
 
     def evict(
-        self, paths: Iterable[AnyPath] | None = None, *, target_bytes: int | None = None
-    ) -> EvictReport:
+        self, paths: Iterable[AnyPath] | None = None, *, target_bytes: int | None = None,
+        progress: Progress = SILENT,
+    ) -> EvictReport:  # fmt: skip
         """Remove buffer copies that discs make unnecessary: of some files, or least used first."""
         versions = None if paths is None else self._versions_of(paths)
         with self._maintenance():
-            return self._evict(versions, target_bytes)
+            return self._evict(versions, target_bytes, progress)
 
-    def _evict(self, versions: Iterable[int] | None, target_bytes: int | None) -> EvictReport:
+    def _evict(
+        self, versions: Iterable[int] | None, target_bytes: int | None, progress: Progress = SILENT
+    ) -> EvictReport:
         return evict(
             self.catalogue,
             self.store,
             forepart_bytes=self.config.forepart_bytes,
             versions=versions,
             target_bytes=target_bytes,
+            progress=progress,
             crash_point=self.crash_point,
         )
 
@@ -453,14 +458,18 @@ class Archive:
         *,
         clock: Clock = time.time_ns,
         progress: Progress = SILENT,
+        crash_point: Callable[[str], None] = lambda name: None,
     ) -> RebuildReport:
         """Make the catalogue anew from discs, and the archive around it if need be.
+
+        Cut off, it starts again and comes to the same; images it computed already are kept.
 
         Args:
             root: The archive that lost its catalogue, or a new folder.
             sources: Disc images, or folders of them; none: the archive's own library and buffer.
             clock: Nanoseconds since 1970.
             progress: Counts discs.
+            crash_point: Called between steps with their names; tests die there.
 
         Raises:
             StateError: There is a catalogue; move it away first.
@@ -480,7 +489,9 @@ class Archive:
         buffered = sorted((root / "buffer" / "images").glob("*.iso"))
         discs |= dict.fromkeys(buffered)
         with FileLock(root / "namespace.lock", f"{root} is locked by another mount"):
-            return _rebuild(root, config, shelf, discs, clock=clock, progress=progress)
+            return _rebuild(
+                root, config, shelf, discs, clock=clock, progress=progress, crash_point=crash_point
+            )
 
 
 def _named_discs(sources: Iterable[Path]) -> dict[Path, int | None]:
@@ -497,15 +508,20 @@ def _named_discs(sources: Iterable[Path]) -> dict[Path, int | None]:
 def _rebuild(
     root: Path, config: ArchiveConfig | None, shelf: Shelf | None,
     discs: dict[Path, int | None], *, clock: Clock, progress: Progress,
+    crash_point: Callable[[str], None],
 ) -> RebuildReport:  # fmt: skip
     """Make a catalogue beside its final place, fill it, and put it there when it is whole."""
     part, heads = root / (CATALOGUE + ".new"), root / FOREPARTS
-    part.unlink(missing_ok=True)
+    cut_off = [part.with_name(part.name + end) for end in ("", "-wal", "-shm")]
+    for path in (*cut_off, *(root / "buffer" / "images").glob(".*.part")):
+        path.unlink(missing_ok=True)
     Catalogue.create(part, "")
     catalogue = Catalogue(part, heads, clock)
     try:
         store = Store(root, catalogue)
-        found = DiscReader(store, shelf).read(discs, progress)
+        computed = Computed(root / COMPUTED)
+        reader = DiscReader(store, shelf, computed=computed, crash_point=crash_point)
+        found = reader.read(discs, progress)
         if config is None:
             config = config_from_record(found.archive_id, found.archive)
             write_archive_config(root, config)
@@ -513,12 +529,15 @@ def _rebuild(
         catalogue.run("UPDATE meta SET value = ? WHERE key = 'archive_id'", found.archive_id)
         Namespace(catalogue).make_root(mode=0o755, uid=os.getuid(), gid=os.getgid())
         report = Refill(catalogue, store, found).run()
+        crash_point("rebuild: catalogue filled")
         store.prune_versions(config.versions_kept)
         recovery.mark_clean(catalogue)
         catalogue.run("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         catalogue.close()
     part.replace(root / CATALOGUE)
+    crash_point("rebuild: catalogue in place")
+    computed.forget()
     return report
 
 

@@ -116,13 +116,15 @@ def init(  # noqa: PLR0917 - click gives them by name
 )
 @click.option("--refuse-uid", type=int, multiple=True, help="Users whose reads wait for no disc.")
 @click.option("--refuse-program", multiple=True, help="Programs whose reads wait for no disc.")
+@json_option
 @debug_option
-def mount(
+def mount(  # noqa: PLR0917 - click gives them by name
     root: Path,
     mountpoint: Path,
     recall: str,
     refuse_uid: tuple[int, ...],
     refuse_program: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Mount the archive on MOUNTPOINT until it is unmounted or interrupted."""
     from tierwise.core.extras import require_extra
@@ -138,7 +140,15 @@ def mount(
         refuse_uids=refuse_uid,
         refuse_programs=refuse_program,
     )
-    serve(fs, mountpoint, on_ready=lambda: click.echo(f"{root} is mounted on {mountpoint}"))
+
+    def say() -> None:
+        print_result(
+            {"root": str(root), "mountpoint": str(mountpoint)},
+            as_json=as_json,
+            text=f"{root} is mounted on {mountpoint}",
+        )
+
+    serve(fs, mountpoint, on_ready=say)
 
 
 @group.command()
@@ -177,9 +187,10 @@ def _status_text(found: dict[str, Any]) -> str:
 @group.command()
 @_ROOT
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to a file.")
+@json_option
 @debug_option
-def inventory(root: Path, output: Path | None) -> None:
-    """Print the inventory for the cost model, as JSON."""
+def inventory(root: Path, output: Path | None, as_json: bool) -> None:
+    """Print the inventory for the cost model, as JSON either way."""
     import json
 
     from tierwise.core.records import write_whole
@@ -320,7 +331,9 @@ def evict(root: Path, paths: tuple[str, ...], target: str | None, as_json: bool)
 
     with _opened(root) as archive:
         report = archive.evict(
-            paths or None, target_bytes=None if target is None else parse_size(target)
+            paths or None,
+            target_bytes=None if target is None else parse_size(target),
+            progress=_progress(as_json),
         )
     print_result(_row(report), as_json=as_json)
 
