@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
-BENCHES := training curriculum offload archive_media fuse tco
+BENCHES := training curriculum attention offload archive_media fuse tco
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: demo test test-all posix lint bench model clean system-demo system-test

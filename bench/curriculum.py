@@ -1,11 +1,10 @@
 """What scoring costs, and what its shortcuts save, on the tiny model that ships.
 
-Four questions: adaptive PISM against full grids of K = 100 (answers, seconds, strata), with the
+Three questions: adaptive PISM against full grids of K = 100 (answers, seconds, strata), with the
 grid's own seed, of whose answers it asks the first ones, and with a seed of its own; masked
-questions asked in batches against one by one; attention balance by streaming against keeping every
-map (`output_attentions=True`), in time and in memory; answers a second of a real local HTTP server
-against the number of requests in flight. The adaptive rule's numbers were chosen on other samples.
-Run it as `python bench/curriculum.py`.
+questions asked in batches against one by one; answers a second of a real local HTTP server against
+the number of requests in flight. Attention balance is in bench/attention.py. The adaptive rule's
+numbers were chosen on other samples. Run it as `python bench/curriculum.py`.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from harness import Row, ratio_row, row_of, time_in_turn, write_results
-from tierwise.curriculum.cmab import measure_balance, text_config
 from tierwise.curriculum.masks import mask_picture
-from tierwise.curriculum.models import LocalModel, Prompts, key_seed
+from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.probes import Request, Sampling
 from tierwise.curriculum.samples import Sample, load_image, read_samples
 from tierwise.curriculum.scores import Score
@@ -45,7 +42,7 @@ SAMPLING = Sampling(batch_size=256, max_new_tokens=8)
 
 
 def main() -> None:
-    """Measure all four, print the rows, and write the result file."""
+    """Measure all three, print the rows, and write the result file."""
     model = LocalModel.load(tiny_model_path())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -53,7 +50,6 @@ def main() -> None:
         samples = read_samples(listing).samples
         rows = [
             *batching(model, samples[:32]),
-            *attention(model, samples[:16]),
             *serving(samples[:32]),
             *adaptive(model, samples, folder),
         ]
@@ -153,58 +149,6 @@ def batching(model: LocalModel, samples: Sequence[Sample]) -> list[Row]:
         row_of(f"{name}, one by one", seconds["alone"], unit="s"),
         ratio_row(f"{name}: one by one / one batch", seconds["alone"], seconds["batch"]),
     ]
-
-
-def attention(model: LocalModel, samples: Sequence[Sample]) -> list[Row]:
-    """Return streaming attention balance against keeping every attention map."""
-    images = [[load_image(sample.images[0])] for sample in samples]
-    prompts = model.encode(samples, images)
-    seeds = [key_seed("bench", number) for number in range(len(samples))]
-    done = model.generate(prompts, seeds=seeds, temperature=0.0, max_new_tokens=8)
-    whole = _with_answers(prompts, done.token_ids_BT)
-
-    def stream() -> None:
-        measure_balance(model, samples, prompts, done)
-
-    def keep() -> None:
-        _attention_maps(model, whole)
-
-    seconds = time_in_turn({"stream": stream, "keep": keep}, num_runs=7)
-    maps = _attention_maps(model, whole)
-    kept_bytes = sum(one.numel() * one.element_size() for one in maps)
-    layers = text_config(model).num_hidden_layers
-    batch, _, _, length = maps[0].shape
-    sums_bytes = layers * batch * done.token_ids_BT.shape[1] * 4 * 4
-    shape = f"{layers} layers, {batch} rows, {length} tokens"
-    return [
-        row_of("attention balance, streamed", seconds["stream"], unit="s", note=shape),
-        row_of("attention maps, output_attentions=True", seconds["keep"], unit="s", note=shape),
-        ratio_row("attention: maps / streamed, time", seconds["keep"], seconds["stream"],
-                  "the time of maps is without the sums taken from them"),
-        row_of("attention kept over the pass, streamed", [sums_bytes / 1024], unit="KiB",
-               note="four float32 sums a layer, row and token; one chunk of at most 16 MiB passes"),
-        row_of("attention kept over the pass, maps", [kept_bytes / 1024], unit="KiB"),
-        row_of("attention: maps / streamed, kept memory", [kept_bytes / sums_bytes], unit="ratio"),
-    ]  # fmt: skip
-
-
-def _with_answers(prompts: Prompts, answer_BT: torch.Tensor) -> dict[str, torch.Tensor]:
-    inputs = dict(prompts.inputs)
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], answer_BT[:, :-1]], dim=1)
-    ones_BT = torch.ones_like(answer_BT[:, :-1])
-    inputs["attention_mask"] = torch.cat([inputs["attention_mask"], ones_BT], dim=1)
-    return inputs
-
-
-@torch.no_grad()
-def _attention_maps(model: LocalModel, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Return every layer's attention map; eager attention is needed for that."""
-    before = text_config(model)._attn_implementation
-    model.model.set_attn_implementation("eager")
-    try:
-        return list(model.model(**inputs, use_cache=False, output_attentions=True).attentions)
-    finally:
-        model.model.set_attn_implementation(before)
 
 
 class _Fixed(BaseHTTPRequestHandler):

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tierwise.core.errors import StateError, UsageError
 from tierwise.curriculum import cmab
 from tierwise.curriculum.balance import Variant, balance_of, quantile_strata, stratum_of
 from tierwise.curriculum.cmab import measure_balance, token_sets
-from tierwise.curriculum.models import Completions, LocalModel, Prompts
+from tierwise.curriculum.models import Completions, LocalModel, Prompts, append_tokens
 from tierwise.curriculum.pism import Stratum
 from tierwise.curriculum.samples import Sample, SampleSet, load_image
 from tierwise.curriculum.tiny import build
@@ -213,6 +217,61 @@ def test_no_full_map_is_made_and_chunks_stay_bounded(
     assert largest[3, 60] == largest[9, 60]
     bound = max(2 * 4 * 120 * 4, 2 * 120 * 96)  # a chunk, or the keys themselves
     assert max(largest.values()) <= bound
+
+
+def peak_bytes(function: Callable[[], object]) -> int:
+    """The most bytes that torch held at once in a call, kernels' own workspace included."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        function()
+    assert seen.profiler is not None
+    results = seen.profiler.kineto_results.events()
+    moments = sorted((one.start_ns(), one.nbytes()) for one in results if one.name() == "[memory]")
+    live = most = 0
+    for _, change in moments:
+        live += change
+        most = max(most, live)
+    return most
+
+
+def long_answers(layers: int, length: int) -> tuple[LocalModel, list[Sample], Prompts, Completions]:
+    """A random LLaVA with 400 image tokens a prompt, and answers of random words."""
+    config = build.TinyConfig(image_side=80, patch_side=4, layers=layers, vision_layers=1)
+    model = LocalModel(build.build_model(config, seed=0), build.build_processor(config))
+    sample = Sample(id="a", question="what is the left digit ?", answer="1", images=(Path("a"),))
+    prompts = model.encode([sample] * 2, [[Image.new("RGB", (80, 80), "red")]] * 2)
+    rng = torch.Generator().manual_seed(0)
+    done = Completions(
+        token_ids_BT=torch.randint(10, 40, (2, length), generator=rng),
+        lengths_B=torch.full((2,), length),
+        logprobs_BT=torch.zeros(2, length),
+        finished_B=torch.ones(2, dtype=torch.bool),
+        texts=("", ""),
+    )
+    return model, [sample] * 2, prompts, done
+
+
+@torch.no_grad()
+def forward(model: LocalModel, inputs: Mapping[str, torch.Tensor], *, maps: bool = False) -> None:
+    model.model(**inputs, use_cache=False, output_attentions=maps)
+
+
+def test_peak_memory_grows_neither_with_layers_nor_with_the_answer() -> None:
+    """Above a plain pass over the same tokens, by all of torch's allocations; maps beside it."""
+    extra, maps = {}, {}
+    for layers in (4, 12):
+        for length in (8, 64):
+            model, samples, prompts, done = long_answers(layers, length)
+            inputs = append_tokens(prompts, done.token_ids_BT[:, :-1], done.lengths_B).inputs
+            plain = peak_bytes(partial(forward, model, inputs))
+            streamed = peak_bytes(partial(measure_balance, model, samples, prompts, done))
+            extra[layers, length] = streamed - plain
+            model.model.set_attn_implementation("eager")
+            maps[layers, length] = peak_bytes(partial(forward, model, inputs, maps=True)) - plain
+    kept = 12 * 2 * 64 * 4 * 4  # four float32 sums a layer, row and token
+    assert max(extra.values()) <= min(extra.values()) + 4 * kept
+    assert max(extra.values()) < 1 << 20
+    assert min(maps.values()) > 10 << 20
+    assert maps[12, 64] > 2 * maps[4, 64]  # what a method that keeps maps looks like
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 What is done with the sums is `balance`; here they are taken. Attention is read while it streams
 past: for the duration of one teacher-forced pass the decoder runs on an attention function that
-leaves the model's own (fused) attention as it is and reduces the rows of interest to four sums a
-layer and token, in chunks of bounded size. No attention map is kept, so memory grows neither with
-the layers nor with the length of the answer. The answer measured is the one that was judged (the
-released code measures a fresh one).
+leaves the model's own (fused) attention as it is and asks the fused kernel once more for the rows
+of interest, with the token sets as values: four sums a layer and token come out and no attention
+map is made, so that, those sums apart, memory grows neither with the layers nor with the length of
+the answer. The answer measured is the one that was judged (the released code measures a fresh one).
 
 How heads are combined is not stated in the paper; they are averaged. Left out: visual sinks.
 
@@ -17,6 +17,7 @@ Shapes: B rows, H heads, Q queries, N keys, P prompt tokens, T generated tokens,
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from tierwise.curriculum.models import Completions, LocalModel, Prompts, append_
 from tierwise.curriculum.samples import Sample
 
 _NAME = "tierwise_streaming"
-_CHUNK_ELEMENTS = 1 << 22  # 16 MiB of float32: the most that one chunk of attention may take
+_CHUNK_ELEMENTS = 1 << 22  # 16 MiB of float32: the most a map takes where no kernel is fused
 _IMAGE, _TEXT, _SINK, _QUESTION = range(4)
 
 
@@ -78,8 +79,11 @@ def measure_balance(
     length = inputs["input_ids"].shape[1]
     sets_BSN = torch.nn.functional.pad(sets_BSP, (0, length - prompt_length)).float()
     stream = _Stream(sets_BSN=sets_BSN, first_query=prompt_length - 1)
+    settings: dict[str, Any] = {"use_cache": False}
+    if "logits_to_keep" in inspect.signature(model.model.forward).parameters:
+        settings["logits_to_keep"] = 1  # they are not looked at: (B, N, vocabulary) saved
     with _streaming(model), _into(stream):
-        model.model(**inputs, use_cache=False)
+        model.model(**inputs, **settings)
     num_layers = text_config(model).num_hidden_layers
     if sorted(stream.sums) != list(range(num_layers)):
         raise StateError(
@@ -231,32 +235,38 @@ def _streaming_attention(  # noqa: PLR0917 - transformers calls it by position
 
 
 def _sums(stream: _Stream, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Return (B, T, S): attention of the queries from `first_query` on each set, heads averaged."""
-    batch, heads, num_queries, _ = query.shape
+    """Return (B, T, S): attention of the queries from `first_query` on each set, heads averaged.
+
+    A set's sum is what attention returns for values that are 1 in the set and 0 elsewhere, so the
+    fused kernel, which keeps no map, takes it. The values are padded to the keys' width, without
+    which some kernels fall back to a map; the chunks bound that.
+    """
+    batch, heads, num_queries, width = query.shape
     groups, num_keys = key.shape[1], key.shape[2]
+    num_sets = stream.sets_BSN.shape[1]
     rows = max(1, _CHUNK_ELEMENTS // (batch * heads * num_keys))
-    grouped_key = key[:, :, None].float()  # (B, G, 1, N, D): shared by the heads of a group
+    wide_key = key.float()
+    values = torch.nn.functional.pad(stream.sets_BSN.mT[:, None], (0, max(0, width - num_sets)))
+    values = values.expand(batch, groups, *values.shape[2:])
     pieces = []
     for start in range(stream.first_query, num_queries, rows):
-        chunk = query[:, :, start : start + rows].float()
-        grouped = chunk.reshape(batch, groups, heads // groups, *chunk.shape[2:])
-        scores = (grouped @ grouped_key.mT * scale).reshape(batch, heads, -1, num_keys)
-        scores = scores + _bias(mask, scores, start=start, num_queries=num_queries)
-        weights_BQN = scores.softmax(dim=-1).mean(dim=1)
-        pieces.append(torch.einsum("bqn,bsn->bqs", weights_BQN, stream.sets_BSN))
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query[:, :, start : start + rows].float(),
+            wide_key,
+            values,
+            attn_mask=_mask_of(mask, query, start=start, rows=rows, num_keys=num_keys),
+            scale=scale,
+            enable_gqa=groups != heads,
+        )
+        pieces.append(attended[..., :num_sets].mean(dim=1))
     return torch.cat(pieces, dim=1)
 
 
-def _bias(mask: Tensor | None, scores: Tensor, *, start: int, num_queries: int) -> Tensor:
-    """Return what is added to the scores of the queries from `start` on: 0 or the lowest number."""
-    count, num_keys = scores.shape[2:]
-    if mask is None:  # fused attention then is plainly causal
-        places = torch.arange(start, start + count, device=scores.device)[:, None]
-        keys = torch.arange(num_keys, device=scores.device)[None]
-        allowed = keys <= places + num_keys - num_queries
-    elif mask.dtype == torch.bool:
-        allowed = mask[:, :, start : start + count]
-    else:
-        return mask[:, :, start : start + count].to(scores.dtype)
-    lowest = torch.finfo(scores.dtype).min
-    return torch.zeros((), dtype=scores.dtype, device=scores.device).where(allowed, lowest)
+def _mask_of(mask: Tensor | None, query: Tensor, *, start: int, rows: int, num_keys: int) -> Tensor:
+    """Return which keys the queries from `start` on see, or what is added to their scores."""
+    if mask is not None:
+        part = mask[:, :, start : start + rows]
+        return part if part.dtype == torch.bool else part.float()
+    num_queries = query.shape[2]  # without a mask, fused attention is plainly causal
+    places = torch.arange(start, min(start + rows, num_queries), device=query.device)[:, None]
+    return torch.arange(num_keys, device=query.device)[None] <= places + num_keys - num_queries

@@ -67,6 +67,7 @@ CHAT_TEMPLATE = (
 class TinyConfig:
     """Sizes of the tiny model; the defaults are those of the shipped weights."""
 
+    image_side: int = tasks.IMAGE_SIDE
     patch_side: int = 12
     vision_width: int = 128
     vision_layers: int = 2
@@ -117,11 +118,11 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_processor(config: TinyConfig) -> LlavaProcessor:
-    """Return the processor: image to 48x48 in [-1, 1], question to word tokens."""
+    """Return the processor: image to a square in [-1, 1], question to word tokens."""
     from transformers import LlavaProcessor
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    side = {"height": tasks.IMAGE_SIDE, "width": tasks.IMAGE_SIDE}
+    side = {"height": config.image_side, "width": config.image_side}
     images = CLIPImageProcessorPil(
         size=side,
         do_center_crop=False,
@@ -143,7 +144,7 @@ def build_processor(config: TinyConfig) -> LlavaProcessor:
 
 def num_image_tokens(config: TinyConfig) -> int:
     """Return how many tokens one image takes in the prompt."""
-    return (tasks.IMAGE_SIDE // config.patch_side) ** 2
+    return (config.image_side // config.patch_side) ** 2
 
 
 def build_model(config: TinyConfig, *, seed: int) -> LlavaForConditionalGeneration:
@@ -161,7 +162,7 @@ def build_model(config: TinyConfig, *, seed: int) -> LlavaForConditionalGenerati
         intermediate_size=2 * config.vision_width,
         num_hidden_layers=config.vision_layers,
         num_attention_heads=config.vision_heads,
-        image_size=tasks.IMAGE_SIDE,
+        image_size=config.image_side,
         patch_size=config.patch_side,
         projection_dim=config.vision_width,
     )
