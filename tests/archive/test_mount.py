@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import mmap
 import os
 import random
@@ -151,6 +152,86 @@ def test_policy_refuses_openings_that_would_need_a_disc(
         assert empty.read_bytes() == b""
         path.write_bytes(b"new")  # all of the old bytes go: no disc is needed
         assert path.read_bytes() == b"new"
+
+
+def mechanics(root: Path) -> tuple[str, str]:
+    """Return all that the library's robot and drives have done, and its clock."""
+    folder = root / "library"
+    return (folder / "events.jsonl").read_text(), (folder / "state.json").read_text()
+
+
+def put_discs_back(root: Path) -> None:
+    """Let every tray stand in its roller, so that any byte from disc costs a move."""
+    path = root / "library" / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"trays": {}}))
+
+
+def test_a_forepart_is_read_at_once_and_moves_nothing(fast_path: Path, mountpoint: Path) -> None:
+    """256 KiB of a file on disc, in reads of any size: the library's clock stands still."""
+    root, data = fast_path / "v", random.Random(2).randbytes(700_000)
+    Archive.init(
+        root, archive_id="0123456789abcdef" * 2, disc_size_bytes=4 << 20, data_discs=2,
+        parity_discs=1, library_slots=60,
+    ).close()  # fmt: skip
+    head = 256 << 10
+    with mounted_process(partial(mountable, root), mountpoint) as mount:
+        path = mount.path / "film"
+        path.write_bytes(data)
+        put_away(root)
+        put_discs_back(root)
+        before = mechanics(root)
+        for size in (head, 65_536, 4096, 1000):
+            with path.open("rb", buffering=0) as stream:
+                found = b"".join(
+                    os.pread(stream.fileno(), min(size, head - at), at)
+                    for at in range(0, head, size)
+                )
+            assert found == data[:head], size
+        assert path.stat().st_size == len(data)
+        assert mechanics(root) == before
+        assert os.getxattr(path, "user.tierwise.state") == b"offline"
+        with path.open("rb", buffering=0) as stream:
+            assert os.pread(stream.fileno(), 10, head) == data[head : head + 10]
+        assert '"separate discs"' in mechanics(root)[0].removeprefix(before[0])
+        assert path.read_bytes() == data
+
+
+def read_as(uid: int, path: Path, offset: int, length: int) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        ["dd", f"if={path}", "bs=4096", "iflag=skip_bytes,count_bytes", f"skip={offset}",
+         f"count={length}", "status=none"],
+        capture_output=True, check=False, user=uid, group=uid, extra_groups=[],
+        env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
+@pytest.mark.parametrize("refuse_offline", [False, True])
+def test_one_user_is_refused_and_another_waits(
+    fast_path: Path, root: Path, mountpoint: Path, refuse_offline: bool
+) -> None:
+    """`--refuse-uid`, alone (the head may be read) and with `--recall refuse` (nothing may)."""
+    fast_path.chmod(0o755)
+    factory = partial(mountable, root, refuse_uids=(3001,), refuse_offline=refuse_offline)
+    with mounted_process(factory, mountpoint) as mount:
+        path = mount.path / "f"
+        path.write_bytes(b"x" * 100_000)
+        path.chmod(0o644)
+        put_away(root)
+        put_discs_back(root)
+        before = mechanics(root)
+        head = read_as(3001, path, 0, 4096)
+        assert (head.returncode, head.stdout) == ((1, b"") if refuse_offline else (0, b"x" * 4096))
+        beyond = read_as(3001, path, 50_000, 10)
+        assert (beyond.returncode, beyond.stdout) == (1, b"")
+        assert b"Permission denied" in beyond.stderr
+        assert mechanics(root) == before
+        assert os.getxattr(path, "user.tierwise.state") == b"offline"
+        waited = read_as(3002, path, 50_000, 10)
+        assert (waited.returncode, waited.stdout) == (0, b"x" * 10)
+        assert mechanics(root) != before
+        again = read_as(3001, path, 50_000, 10)  # it is in the buffer now: nothing to wait for
+        assert (again.returncode, again.stdout) == (0, b"x" * 10)
 
 
 def test_offline_files_are_not_mistaken_for_holes(root: Path, mountpoint: Path) -> None:
