@@ -22,6 +22,7 @@ from tierwise.curriculum.evaluate import (
     differences,
     evaluate,
     read_scores,
+    unjudged,
     write_scores,
 )
 from tierwise.curriculum.models import LocalModel
@@ -124,6 +125,27 @@ def test_unlike_evaluations_are_refused() -> None:
         differences([score(0, 1.0)], [score(1, 1.0)], seed=0)
     with pytest.raises(UsageError, match="temperature"):
         EvalConfig(temperature=0.0)
+
+
+def test_no_answers_are_no_rate() -> None:
+    assert wilson_interval(0, 0) == (0.0, 1.0)  # nothing is known: no rate is claimed
+    rows = [
+        score(0, math.nan, math.nan, math.nan, task="chart"),
+        score(1, math.nan, 1.0, math.nan, task="count"),
+    ]
+    found = {(one.group, one.decoding): one for one in accuracies(rows, seed=0)}
+    assert set(found) == {("all", Decoding.SAMPLED), ("task:count", Decoding.SAMPLED)}
+    assert found["all", Decoding.SAMPLED].num_unscored == 1
+    assert set(unjudged(rows)) == {
+        ("all", Decoding.GREEDY, 2),
+        ("task:chart", Decoding.GREEDY, 1),
+        ("task:count", Decoding.GREEDY, 1),
+        ("task:chart", Decoding.SAMPLED, 1),
+    }
+    assert unjudged([score(0, 0.0, 0.0)]) == ()
+    assert unjudged([]) == ()
+    assert accuracies([], seed=0) == ()
+    assert differences(rows[:1], rows[:1], seed=0) == ()
 
 
 def test_scores_survive_a_file(tmp_path: Path) -> None:

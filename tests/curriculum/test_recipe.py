@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import torch
 from tierwise.cli.main import run
 from tierwise.core.config import load_config
 from tierwise.core.errors import ConfigError
-from tierwise.curriculum.recipe import OptimizerConfig, RecipeConfig, freeze, run_recipe
+from tierwise.curriculum.recipe import OptimizerConfig, RecipeConfig, freeze, judged, run_recipe
+from tierwise.curriculum.samples import Sample
 from tierwise.curriculum.tiny import build, tasks
 
 RECIPE = """
@@ -117,6 +120,37 @@ def test_the_command_trains_goes_on_and_compares(
     assert run(["curriculum", "eval", first["model"], data, "--out", after, *small, *against]) == 0
     said = capsys.readouterr().out
     assert "change all sampled" in said
+
+
+def test_an_answer_without_a_verdict_is_not_a_wrong_one() -> None:
+    sample = Sample(id="a", question="how many ?", answer="quite a few", task="counting")
+    assert math.isnan(judged(sample, "3"))
+    assert judged(replace(sample, answer="3"), "3") == 1.0
+    assert judged(replace(sample, answer="3"), "4") == 0.0
+
+
+def test_an_evaluation_without_a_verdict_prints_no_rate(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    rows = [json.loads(line) for line in (home / "held" / "samples.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {"answer": "quite a few", "task": "counting"}  # no number to compare with
+    (home / "held" / "unreadable.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    out = tmp_path / "scores.jsonl"
+    small = ["--set", "max_new_tokens=4", "--set", "num_draws=2"]
+    command = ["curriculum", "eval", "model", "held/unreadable.jsonl", "--out", str(out)]
+    assert run([*command, *small, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told.pop("samples") == 6
+    assert Path(told.pop("scores")) == out
+    says = "not known: no answer to its 6 samples could be judged"
+    assert told == {
+        "all greedy": says, "all sampled": says,
+        "task:counting greedy": says, "task:counting sampled": says,
+    }  # fmt: skip
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert all(row["greedy"] is None and set(row["sampled"]) == {None} for row in rows)
 
 
 def test_offloaded_training_ends_with_the_same_bits(home: Path, tmp_path: Path) -> None:

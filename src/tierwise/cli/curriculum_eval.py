@@ -126,6 +126,10 @@ def _evaluate_samples(
         record[f"{one.group} {one.decoding.value}"] = (
             f"{one.value:.4f} [{one.low:.4f}, {one.high:.4f}] of {one.num_samples}"
         )
+    for group, decoding, number in evaluation.unjudged(scores):
+        record[f"{group} {decoding.value}"] = (
+            f"not known: no answer to its {number} samples could be judged"
+        )
     print_result(record | _changes(before, scores, seed, resamples), as_json=as_json)
 
 

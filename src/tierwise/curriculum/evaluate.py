@@ -209,7 +209,10 @@ def _score(reward: Reward, sample: Sample, text: str) -> float:
 def accuracies(
     scores: Sequence[SampleScore], *, seed: int, num_resamples: int = 2000
 ) -> tuple[Accuracy, ...]:
-    """Return the accuracy of all samples, of each task and of each stratum, greedy and sampled."""
+    """Return the accuracy of all samples, of each task and of each stratum, greedy and sampled.
+
+    A group without one verdict is left out: see `unjudged`.
+    """
     made = []
     for group, members in _groups(scores).items():
         for decoding, value_N in _values(members).items():
@@ -235,6 +238,16 @@ def accuracies(
                 )
             )
     return tuple(made)
+
+
+def unjudged(scores: Sequence[SampleScore]) -> tuple[tuple[str, Decoding, int], ...]:
+    """Return (group, decoding, samples) of every group without one verdict: it has no accuracy."""
+    return tuple(
+        (group, decoding, len(members))
+        for group, members in _groups(scores).items()
+        for decoding, value_N in _values(members).items()
+        if bool(np.isnan(value_N).all())
+    )
 
 
 def differences(
