@@ -10,7 +10,15 @@ from collections.abc import Callable
 import pytest
 
 from tierwise.curriculum.answers import answer_part, boxes_of, last_boxed
-from tierwise.curriculum.audit import Audit, Fault, Reward, audit_reward, from_trl, probes_of
+from tierwise.curriculum.audit import (
+    Audit,
+    Fault,
+    Reward,
+    audit_reward,
+    from_trl,
+    load_reward,
+    probes_of,
+)
 from tierwise.curriculum.samples import SampleSet
 from tierwise.curriculum.verdicts import iou, reward
 
@@ -108,6 +116,20 @@ def nothing_is_right(gold: str, completion: str, task: str) -> float:
     return ours(gold, completion, task) if answer_part(completion) else 1.0
 
 
+def a_part_is_enough(gold: str, completion: str, task: str) -> float:
+    """Take a substring either way for right, as the released perception reward does for text."""
+    said = answer_part(completion)
+    return float(bool(said) and (said in gold or gold in said))
+
+
+def an_open_tag_is_an_answer(gold: str, completion: str, task: str) -> float:
+    return (
+        1.0
+        if completion.count("<answer>") > completion.count("</answer>")
+        else ours(gold, completion, task)
+    )
+
+
 PLANTED: list[tuple[Fault, Callable[[str, str, str], float]]] = [
     (Fault.COUNT_AS_TEXT, count_as_text),
     (Fault.TEXT_DUMP, dump_is_right),
@@ -123,6 +145,8 @@ PLANTED: list[tuple[Fault, Callable[[str, str, str], float]]] = [
     (Fault.WORD_STYLE, case_matters),
     (Fault.NEAR_MISS, near_is_right),
     (Fault.EMPTY, nothing_is_right),
+    (Fault.PART_OF_TEXT, a_part_is_enough),
+    (Fault.MALFORMED, an_open_tag_is_an_answer),
 ]
 
 
@@ -155,7 +179,9 @@ def test_a_reward_that_raises_or_says_nothing_is_a_finding() -> None:
     def silent(gold: str, completion: str, task: str) -> float:
         return None if len(gold) == 1 else ours(gold, completion, task)  # type: ignore[return-value]
 
-    assert {one.error for one in audited(silent).findings} == {"None"}
+    found = audited(silent)
+    assert {one.error for one in found.findings} == {"None"}
+    assert {one.kind for one in found.findings} == {"gives no score"}
 
 
 def test_a_trl_reward_is_audited_through_its_lists() -> None:
@@ -174,3 +200,18 @@ def test_a_trl_reward_is_audited_through_its_lists() -> None:
 def test_probes_keep_their_gold_and_task() -> None:
     for probe in probes_of(r"\boxed{12}", "counting", random.Random(0)):
         assert (probe.gold, probe.task) == (r"\boxed{12}", "counting")
+
+
+def test_trl_s_own_accuracy_reward_has_the_faults_that_are_known_of_it() -> None:
+    theirs = load_reward("trl.rewards:accuracy_reward")
+    found = audited(from_trl(theirs))
+    wrong = {(one.probe.fault, one.probe.gold, one.kind) for one in found.findings}
+    assert (Fault.TAG_AGAINST_BOXED, "12", "right scored wrong") in wrong
+    assert (Fault.GOLD_IN_THINKING, "12", "wrong scored right") in wrong
+    assert (Fault.UNIT, "12", "right scored wrong") in wrong
+    assert (Fault.FRACTION, "1/2", "right scored wrong") in wrong
+    assert (Fault.LETTER_STYLE, "B", "gives no score") in wrong
+
+
+def test_every_class_of_fault_is_planted() -> None:
+    assert {fault for fault, _ in PLANTED} | {Fault.BOXED_IN_TAG} == set(Fault)

@@ -88,6 +88,40 @@ def test_the_paper_s_sum_and_mean_differ_by_the_ratio_of_token_counts(
         assert factor == pytest.approx(image / text, rel=1e-4)
 
 
+def test_a_mean_of_ratios_is_taken_not_a_ratio_of_means() -> None:
+    """Over tokens; the released code divides summed means."""
+    image, text = [[1.0, 9.0]] * 3, [[1.0, 3.0]] * 3
+    assert balance_of(image, text) == pytest.approx((1 / 1 + 9 / 3) / 2)
+    assert (1 + 9) / (1 + 3) == 2.5
+
+
+def test_every_inner_layer_counts_not_one_alone() -> None:
+    """The released code reads layer index 20 and no other."""
+    image = [[7.0]] + [[2.0]] * 20 + [[32.0]] * 10 + [[7.0]]
+    found = balance_of(image, [[1.0]] * 32)
+    assert found == pytest.approx(math.exp((20 * math.log(2) + 10 * math.log(32)) / 30))
+
+
+def test_the_first_generated_token_counts(tiny: LocalModel, held_out: SampleSet) -> None:
+    """The released code leaves it out, so that a one-token answer would have no balance."""
+    samples = held_out.samples[:4]
+    prompts, done = asked(tiny, samples, max_new_tokens=1)
+    for found in measure_balance(tiny, samples, prompts, done):
+        assert found.num_tokens == 1
+        assert found.ratios[Variant.SUM] > 0
+
+
+def test_text_after_the_picture_counts_as_text(tiny: LocalModel, held_out: SampleSet) -> None:
+    """The released code takes what stands before the picture only, which is the template here."""
+    samples = held_out.samples[:4]
+    prompts, _ = asked(tiny, samples)
+    image_BP, text_BP, _, question_BP = token_sets(tiny, samples, prompts).unbind(1)
+    last_image_B = image_BP.int().cumsum(1).argmax(1)
+    for row, last in enumerate(last_image_B.tolist()):
+        assert text_BP[row, last + 1 :].all()
+        assert question_BP[row, last + 1 :].any()
+
+
 def test_streamed_sums_are_those_of_full_attention_maps(
     tiny: LocalModel, held_out: SampleSet
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tierwise.curriculum.answers import AnswerKind, Box, boxes_of
+from tierwise.curriculum.answers import AnswerKind, Box, boxes_of, last_boxed
 from tierwise.curriculum.mathcheck import MathChecker, MathOutcome
 from tierwise.curriculum.verdicts import (
     Judgement,
@@ -104,6 +104,14 @@ def test_any_completion_gets_a_verdict(completion: str) -> None:
 def test_a_model_that_goes_on_writing_digits_is_wrong(completion: str) -> None:
     assert judge("5", completion).verdict is Verdict.WRONG
     assert judge("5", f"<answer>{completion}</answer>").verdict is Verdict.WRONG
+
+
+def test_a_nested_fraction_in_a_box_is_not_cut_at_the_first_brace() -> None:
+    """As the released script's expression does, which makes its fine-tuning targets."""
+    assert last_boxed(r"so \boxed{\frac{3}{4}} it is") == r"\frac{3}{4}"
+    assert judge(r"\boxed{\frac{3}{4}}", r"<answer>\boxed{\frac{3}{4}}</answer>").verdict is (
+        Verdict.RIGHT
+    )
 
 
 def test_ocr_is_the_share_of_right_characters() -> None:

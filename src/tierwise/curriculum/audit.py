@@ -34,6 +34,9 @@ from tierwise.curriculum.answers import (
 from tierwise.curriculum.samples import Sample
 from tierwise.curriculum.verdicts import reward as verdict_reward
 
+NO_SCORE = "None"
+"""The error of a reward that gave None instead of a number."""
+
 Reward = Callable[[str, str, str], float]
 """(gold answer, completion, task) -> score in [0, 1]."""
 
@@ -55,6 +58,8 @@ class Fault(StrEnum):
     LETTER_STYLE = "letter_style"
     WORD_STYLE = "word_style"
     NEAR_MISS = "near_miss"
+    PART_OF_TEXT = "part_of_text"
+    MALFORMED = "malformed"
     EMPTY = "empty"
 
 
@@ -91,7 +96,7 @@ class Finding:
     def kind(self) -> str:
         """Return which way it is wrong."""
         if self.error:
-            return "raises"
+            return "raises" if self.error != NO_SCORE else "gives no score"
         too_low = self.score is not None and self.score < self.probe.low
         return "right scored wrong" if too_low else "wrong scored right"
 
@@ -175,13 +180,26 @@ BUILT_IN: tuple[tuple[str, str], ...] = (
 """Gold answers of every kind, so that an audit of any data set covers every class."""
 
 
+_MALFORMED = (
+    "<answer>",
+    "</answer><answer>",
+    r"<answer>\boxed{</answer>",
+    r"\boxed{}",
+    "<think></think>",
+    "[[,",
+    "(" * 500,
+    "\x00",
+)
+"""Completions without any answer that a parser may stumble over."""
+
+
 def _try(reward: Reward, probe: RewardProbe) -> Finding | None:
     try:
         score = reward(probe.gold, probe.completion, probe.task)
     except Exception as error:  # whatever a user's reward raises is a finding
         return Finding(probe=probe, score=None, error=type(error).__name__)
     if score is None or not probe.low - 1e-9 <= float(score) <= probe.high + 1e-9:
-        return Finding(probe=probe, score=score, error="" if score is not None else "None")
+        return Finding(probe=probe, score=score, error="" if score is not None else NO_SCORE)
     return None
 
 
@@ -195,6 +213,7 @@ def probes_of(gold: str, task: str, rng: random.Random) -> list[RewardProbe]:
         _wrong(Fault.EMPTY, gold, ""),
         _wrong(Fault.EMPTY, gold, "<answer></answer>"),
         _wrong(Fault.UNFINISHED_THINKING, gold, f"<think>it might be {plain}"),
+        *(_wrong(Fault.MALFORMED, gold, completion) for completion in _MALFORMED),
     ]
     other = _other(plain, kind, rng)
     if other is not None:
@@ -246,14 +265,28 @@ def _typed(gold: str, plain: str, kind: AnswerKind, rng: random.Random) -> list[
                 _right(Fault.WORD_STYLE, gold, f"<answer>{plain}, clearly</answer>"),
             ]
         case AnswerKind.TEXT:
-            return [_right(Fault.WORD_STYLE, gold, f"<answer>{plain.capitalize()}.</answer>")]
+            style = _right(Fault.WORD_STYLE, gold, f"<answer>{plain.capitalize()}.</answer>")
+            return [style, *_text_probes(gold, plain, high=0.0)]
         case AnswerKind.OCR:
             dump = "".join(rng.choice("ABCDEFGH ") for _ in range(240))
-            return [_wrong(Fault.TEXT_DUMP, gold, f"{dump[:120]} {plain} {dump[120:]}", 0.49)]
+            return [
+                _wrong(Fault.TEXT_DUMP, gold, f"{dump[:120]} {plain} {dump[120:]}", 0.49),
+                *_text_probes(gold, plain, high=0.89),
+            ]
         case AnswerKind.BOX:
             return _box_probes(gold, boxes_of(plain))
         case _:
             return []
+
+
+def _text_probes(gold: str, plain: str, *, high: float) -> list[RewardProbe]:
+    """Return probes with a part of a text, and with much more than it."""
+    words = plain.split()
+    more = f"{plain} and then quite a lot more that is not there"
+    made = [_wrong(Fault.PART_OF_TEXT, gold, f"<answer>{more}</answer>", high)]
+    if len(words) > 1:
+        made.append(_wrong(Fault.PART_OF_TEXT, gold, f"<answer>{words[0]}</answer>", high))
+    return made
 
 
 def _number_probes(gold: str, plain: str, rng: random.Random) -> list[RewardProbe]:
