@@ -24,9 +24,10 @@ import numpy as np
 from PIL import Image
 
 from harness import Row, ratio_row, row_of, time_in_turn, write_results
+from tierwise.curriculum.answerers import Request
 from tierwise.curriculum.masks import mask_picture
 from tierwise.curriculum.models import LocalModel
-from tierwise.curriculum.probes import Request, Sampling
+from tierwise.curriculum.probes import Sampling
 from tierwise.curriculum.samples import Sample, load_image, read_samples
 from tierwise.curriculum.scores import Score
 from tierwise.curriculum.scoring import ScoreConfig, score

@@ -26,3 +26,17 @@ def test_the_columns_of_the_log_and_the_classes_of_pictures_are_documented() -> 
         assert f"`{name}`" in text or name in ("batch", "owner", "until_seconds")
     samples = (DOCS / "samples.md").read_text(encoding="utf-8")
     assert all(f"`{fault.value}`" in samples for fault in ImageFault)
+
+
+def test_the_tests_that_the_papers_page_names_are_there() -> None:
+    text = (DOCS.parent / "papers.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if "test_" in line and line.startswith("|")]
+    assert len(rows) >= 15
+    for line in rows:
+        names = re.findall(r"`(test_\w+)\.py(?:::(test_\w+))?`|`(test_\w+)`", line)
+        module = ""
+        for file, first, further in names:
+            module = file or module
+            source = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
+            for name in filter(None, (first, further)):
+                assert f"def {name}(" in source, f"{module} has no {name}"

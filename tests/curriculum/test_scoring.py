@@ -16,11 +16,12 @@ from PIL import Image
 from tierwise.core.config import dump_config, parse_config
 from tierwise.core.errors import ConfigError, DataError, MissingFileError, UsageError
 from tierwise.curriculum.adaptive import Adaptive
+from tierwise.curriculum.answerers import Reply, Request
 from tierwise.curriculum.attempts import LOG_NAME, Attempt, AttemptLog
 from tierwise.curriculum.masks import MaskKind, draw_mask
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.pism import Stratum
-from tierwise.curriculum.probes import Masking, Reply, Request, Sampling, mask_seed
+from tierwise.curriculum.probes import Masking, Sampling, mask_seed
 from tierwise.curriculum.samples import Sample, SampleSet, read_samples
 from tierwise.curriculum.scores import SCORES_NAME, Scores, read_scores
 from tierwise.curriculum.scoring import ScoreConfig, score

@@ -17,9 +17,10 @@ import pytest
 from PIL import Image
 
 from tierwise.core.errors import UsageError
+from tierwise.curriculum.answerers import LocalAnswerer, Request
 from tierwise.curriculum.models import LocalModel, PromptTemplate, key_seed
 from tierwise.curriculum.pism import Stratum
-from tierwise.curriculum.probes import LocalAnswerer, Request, Sampling
+from tierwise.curriculum.probes import Sampling
 from tierwise.curriculum.samples import Sample, SampleSet, load_image
 from tierwise.curriculum.scoring import ScoreConfig, score
 from tierwise.curriculum.server import ServerPool, _content

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from tierwise.core.errors import ConfigError, UsageError
+from tierwise.curriculum.answerers import Request
 from tierwise.curriculum.attempts import LOG_NAME, AttemptLog
 from tierwise.curriculum.figures import report_section
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.pism import Stratum
-from tierwise.curriculum.probes import Masking, Request, Sampling
+from tierwise.curriculum.probes import Masking, Sampling
 from tierwise.curriculum.rscore import Tree, r_score
 from tierwise.curriculum.samples import Sample, SampleSet, load_image
 from tierwise.curriculum.scores import SCORES_NAME, read_scores

@@ -169,11 +169,11 @@ def _evaluate_benchmark(
 ) -> None:
     from tierwise.core.config import parse_config
     from tierwise.core.progress import choose_progress
+    from tierwise.curriculum.answerers import LocalAnswerer
     from tierwise.curriculum.benchmarks import run
     from tierwise.curriculum.benchmarks.catalogue import find_benchmark, read_items
     from tierwise.curriculum.evaluate import read_scores, write_scores
     from tierwise.curriculum.models import LocalModel
-    from tierwise.curriculum.probes import LocalAnswerer
     from tierwise.curriculum.recipe import model_path
 
     settings = parse_config(run.BenchmarkConfig, "", overrides=overrides, name="--set")

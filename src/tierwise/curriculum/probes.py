@@ -3,9 +3,9 @@
 Batches are made of the whole list of keys, not of what is still missing, so that a resumed run
 asks in the same batches as an uninterrupted one and gets the same rows; a batch is written in one
 transaction. What goes wrong with one row (a picture, the model, the judge) is that row's error.
-A batch that fails as a whole is halved until the row that fails stands alone.
 
-Left out: the choice of what to ask, which is `scores` (the whole grid) and `adaptive`.
+Left out: the choice of what to ask, which is `scoring` (the whole grid), `adaptive` and `trees`,
+and who answers, which is `answerers`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from tierwise.core.errors import TierwiseError
 from tierwise.core.progress import SILENT, Progress
+from tierwise.curriculum.answerers import Answerer, LocalAnswerer, Reply, Request
 from tierwise.curriculum.attempts import Attempt, AttemptKey, AttemptLog, Balance, Probe
 from tierwise.curriculum.masks import Fill, MaskKind, Pixels, grey_picture, mask_picture
-from tierwise.curriculum.models import LocalModel, key_seed
+from tierwise.curriculum.models import key_seed
 from tierwise.curriculum.rscore import Tree
 from tierwise.curriculum.samples import BadImageError, Sample, image_digest, load_image
 from tierwise.curriculum.verdicts import Judgement, Verdict, judge
@@ -61,117 +61,6 @@ class Masking:
     kind: MaskKind = MaskKind.PIXEL
     fill: Fill = Fill.BLACK
     patch_side: int = 14
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One question as it is put: the sample, its pictures (None: none are shown), a seed."""
-
-    sample: Sample
-    images: tuple[Image.Image, ...] | None
-    seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What came back: a text, or the class of an error; attention balances if measured."""
-
-    text: str
-    num_tokens: int = 0
-    finished: bool = True
-    error: str = ""
-    ratios: Mapping[str, float] | None = None
-
-
-class Answerer(Protocol):
-    """Anything that answers questions about pictures: a local model, a pool of servers."""
-
-    def model_hash(self) -> str:
-        """Return what identifies the model."""
-
-    def prompt_hash(self) -> str:
-        """Return what identifies how a question becomes a prompt."""
-
-    def answer(
-        self, requests: Sequence[Request], *, temperature: float, max_new_tokens: int
-    ) -> list[Reply]:
-        """Return one reply a request, in order; the requests all show pictures or none does."""
-
-
-class LocalAnswerer:
-    """A local model as an `Answerer`."""
-
-    def __init__(self, model: LocalModel) -> None:
-        self.model = model
-
-    def model_hash(self) -> str:
-        """Return the hash of the weights."""
-        return self.model.model_hash()
-
-    def prompt_hash(self) -> str:
-        """Return the hash of the template."""
-        return self.model.prompt_hash()
-
-    def answer(
-        self,
-        requests: Sequence[Request],
-        *,
-        temperature: float,
-        max_new_tokens: int,
-        balance: bool = False,
-    ) -> list[Reply]:
-        """Return one reply a request; a batch that fails is halved until one row fails alone.
-
-        Args:
-            requests: All of them show pictures, or none does.
-            temperature: 0 is greedy.
-            max_new_tokens: Where an answer is cut, in tokens.
-            balance: Measure the attention balance of each answer.
-
-        Raises:
-            StateError: `balance`, and this model's attention cannot be read.
-        """
-        try:
-            return self._answer(requests, temperature, max_new_tokens, balance)
-        except TierwiseError:
-            raise
-        except (RuntimeError, ValueError, LookupError, TypeError) as error:
-            if len(requests) == 1:
-                return [Reply(text="", error=f"model_failed:{type(error).__name__}")]
-        middle = len(requests) // 2
-        return [
-            reply
-            for half in (requests[:middle], requests[middle:])
-            for reply in self.answer(
-                half, temperature=temperature, max_new_tokens=max_new_tokens, balance=balance
-            )
-        ]
-
-    def _answer(
-        self, requests: Sequence[Request], temperature: float, max_new_tokens: int, balance: bool
-    ) -> list[Reply]:
-        blind = requests[0].images is None
-        samples = [request.sample for request in requests]
-        pictures = None if blind else [request.images or () for request in requests]
-        prompts = self.model.encode(samples, pictures)
-        done = self.model.generate(
-            prompts,
-            seeds=[request.seed for request in requests],
-            temperature=temperature,
-            max_new_tokens=max_new_tokens,
-        )
-        ratios: Sequence[Mapping[str, float] | None] = [None] * len(requests)
-        if balance and not blind:
-            from tierwise.curriculum.cmab import measure_balance
-
-            found = measure_balance(self.model, samples, prompts, done)
-            ratios = [{str(name): value for name, value in one.ratios.items()} for one in found]
-        return [
-            Reply(text=text, num_tokens=int(length), finished=bool(finished), ratios=ratio)
-            for text, length, finished, ratio in zip(
-                done.texts, done.lengths_B, done.finished_B, ratios, strict=True
-            )
-        ]
 
 
 def owner_name() -> str:

@@ -20,13 +20,14 @@ from tierwise.core.progress import SILENT, Progress
 from tierwise.core.records import write_whole
 from tierwise.curriculum import balance, pism
 from tierwise.curriculum.adaptive import Adaptive, ask_adaptively, difficulty_from_few
+from tierwise.curriculum.answerers import Answerer, LocalAnswerer
 from tierwise.curriculum.attempts import LOG_NAME, Attempt, AttemptKey, AttemptLog, Probe
 from tierwise.curriculum.balance import Variant
 from tierwise.curriculum.fit import corrected_tau, monotone_threshold
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.passrate import Tally, wilson_interval
 from tierwise.curriculum.pism import Boundary, Stratum
-from tierwise.curriculum.probes import Answerer, Desk, LocalAnswerer, Masking, Sampling
+from tierwise.curriculum.probes import Desk, Masking, Sampling
 from tierwise.curriculum.rscore import Tree, r_score, rscore_strata
 from tierwise.curriculum.samples import Sample, SampleSet
 from tierwise.curriculum.scores import CONFIG_NAME, SCORES_NAME, Score, Scores, write_scores

@@ -26,8 +26,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from tierwise.core.errors import UsageError
+from tierwise.curriculum.answerers import Reply, Request
 from tierwise.curriculum.models import PromptTemplate
-from tierwise.curriculum.probes import Reply, Request
 from tierwise.curriculum.samples import IMAGE_TAG
 
 if TYPE_CHECKING:

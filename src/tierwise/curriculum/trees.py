@@ -22,9 +22,10 @@ from functools import partial
 
 import torch
 
+from tierwise.curriculum.answerers import LocalAnswerer, Reply, Request
 from tierwise.curriculum.attempts import Attempt, AttemptKey, Probe
 from tierwise.curriculum.models import LocalModel, append_tokens, key_seed
-from tierwise.curriculum.probes import Asked, Desk, LocalAnswerer, Reply, Request, Sampling
+from tierwise.curriculum.probes import Asked, Desk, Sampling
 from tierwise.curriculum.rscore import Path, Tree
 from tierwise.curriculum.samples import BadImageError
 from tierwise.curriculum.verdicts import Verdict

@@ -17,9 +17,9 @@ import pyarrow as pa
 from PIL import Image
 from pyarrow import parquet
 
+from tierwise.curriculum.answerers import Reply, Request
 from tierwise.curriculum.benchmarks.catalogue import find_benchmark, read_items
 from tierwise.curriculum.benchmarks.items import Item, ItemSet
-from tierwise.curriculum.probes import Reply, Request
 from tierwise.curriculum.server import ServerPool
 
 

@@ -23,6 +23,7 @@ from tests.curriculum.benchmarks.small_files import (
 )
 from tierwise.cli.main import run as tierwise
 from tierwise.core.errors import DataError, MissingFileError, UsageError
+from tierwise.curriculum.answerers import LocalAnswerer
 from tierwise.curriculum.attempts import LOG_NAME, AttemptLog
 from tierwise.curriculum.benchmarks.catalogue import (
     BENCHMARKS,
@@ -39,7 +40,6 @@ from tierwise.curriculum.benchmarks.run import (
 )
 from tierwise.curriculum.evaluate import read_scores
 from tierwise.curriculum.models import LocalModel
-from tierwise.curriculum.probes import LocalAnswerer
 from tierwise.curriculum.samples import Sample
 from tierwise.curriculum.server import ServerPool
 from tierwise.curriculum.tiny import tasks
@@ -237,7 +237,7 @@ def test_a_judge_reads_only_what_the_rule_cannot(tmp_path: Path) -> None:
 def test_the_shipped_model_is_no_judge_and_that_is_an_error(
     tmp_path: Path, tiny: LocalModel
 ) -> None:
-    from tierwise.curriculum.probes import Request
+    from tierwise.curriculum.answerers import Request
 
     data = write_hallusion(tmp_path, [hallusion_row("VD_illusion_1_0_0_0")])
 
