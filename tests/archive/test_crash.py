@@ -21,6 +21,7 @@ POINTS = [
     ("write: before the catalogue knows the size", 9),
     ("fsync: bytes durable", 4),
     ("fsync: catalogue durable", 7),
+    ("fsync: names journalled", 5),
     ("seal: image planned", 1),
     ("seal: image planned", 2),
     ("seal: image written", 2),
@@ -39,7 +40,7 @@ POINTS = [
     ("burn: disc written", 6),  # of a repair, as the next
     ("burn: disc entered", 6),
 ]
-FAST = [POINTS[i] for i in (2, 3, 8, 10, 12, 16, 19, 22)]
+FAST = [POINTS[i] for i in (2, 3, 6, 9, 11, 13, 17, 20, 23)]
 
 
 def run_child(root: Path, point: str, count: int) -> tuple[int, dict[str, str]]:
@@ -103,4 +104,5 @@ def test_every_crash_point_in_the_source_is_tried() -> None:
         for path in source.glob("*.py")
         for part in path.read_text(encoding="utf-8").split('crash_point("')[1:]
     }
-    assert named == {name for name, _ in POINTS}
+    rebuilding = {name for name in named if name.startswith("rebuild: ")}  # by test_cut_off, all
+    assert named - rebuilding == {name for name, _ in POINTS}

@@ -8,6 +8,8 @@ import os
 import random
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tierwise.archive.journal import journal_path
 from tierwise.archive.operations import SetAttributes, XattrFlags
 from tierwise.archive.vault import CATALOGUE, Archive
 from tierwise.core.errors import DataError, MissingFileError, StateError
@@ -211,12 +214,115 @@ def test_unsealed_files_are_taken_up_under_lost_and_found(make_archive: Make) ->
     archive.burn(partial=True)
     archive.files.write_file("a/b", b"only in the buffer")
     root = lose_catalogue(archive)
+    journal_path(root).unlink()
     Archive.rebuild(root, clock=archive.clock)
     with Archive.open(root, clock=archive.clock) as again:
         found = [path for path, _ in again.files.walk(b"lost+found")]
         assert len(found) == 1
         assert again.files.read_file(found[0]) == b"only in the buffer"
         assert again.listing("burned")[0]["state"] == "burned"
+
+
+def state_of(archive: Archive) -> dict[str, Any]:
+    """Return the tables that files never sealed show in."""
+    found = snapshot(archive)
+    return {name: found[name] for name in ("inodes", "names", "xattrs", "versions")}
+
+
+def lives_in_the_buffer(archive: Archive) -> None:
+    """Make, rename, link, replace, delete and mark files that no disc will know."""
+    files, fs = archive.files, archive.fs
+    for number in range(9):
+        files.write_file(f"d/{number % 2}/f{number}", b"%d" % number * 5000)
+    files.rename("d/0/f0", "renamed")
+    files.rename("d/1", "moved")
+    files.link("renamed", "twin")
+    files.symlink("renamed", "link")
+    files.remove("d/0/f2")
+    files.write_file("d/0/f4", b"again")
+    files.rename("d/0/f6", "d/0/f8")
+    ino = files.stat("twin").inode
+    fs.setxattr(ino, b"user.note", b"\xff", XattrFlags.NONE, files.caller)
+    fs.setattr(ino, SetAttributes(mode=0o640, uid=7, mtime_ns=10**18), files.caller)
+
+
+@pytest.mark.parametrize("on_discs", [False, True])
+def test_files_never_sealed_keep_their_names(make_archive: Make, on_discs: bool) -> None:
+    """The catalogue is lost; discs (if any) and the buffer bring all of it back."""
+    archive = make_archive()
+    if on_discs:
+        archive.files.write_file("d/0/f4", b"older, on disc")
+        archive.files.write_file("gone", b"burned, then deleted")
+        archive.files.write_file("large", random.Random(1).randbytes(2_500_000))
+        archive.seal(partial=True)
+        archive.burn(partial=True)
+        archive.files.remove("gone")
+        archive.files.rename("large", "larger")
+    lives_in_the_buffer(archive)
+    expected = state_of(archive)
+    root = lose_catalogue(archive)
+    report = Archive.rebuild(root, clock=archive.clock)
+    assert report.files_missing == ()
+    with Archive.open(root, clock=archive.clock) as again:
+        assert state_of(again) == expected
+        assert again.fsck() == []
+        assert again.files.read_file("twin") == b"0" * 5000
+        assert not again.files.exists("gone")
+        before = contents(again)
+        put_away(again)
+        assert again.fsck() == []
+        assert contents(again) == before
+        assert again.verify().problems == ()
+
+
+def test_names_acknowledged_before_kill_9_survive_the_loss_of_the_catalogue(
+    fast_path: Path,
+) -> None:
+    """write + fsync, renamed + fsync of the folder, kill -9, catalogue gone, rebuild."""
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from tierwise.archive.vault import Archive\n"
+        "a = Archive.init(Path(sys.argv[1]), archive_id='0123456789abcdef' * 2,\n"
+        "                 disc_size_bytes=2 << 20, data_discs=2, parity_discs=1)\n"
+        "for n in range(5):\n"
+        "    a.files.write_file(f'd/f{n}', b'%d' % n * 7000)\n"
+        "    ino = a.files.stat(f'd/f{n}').inode\n"
+        "    h = a.fs.open(ino, os.O_RDWR, a.files.caller).handle\n"
+        "    a.fs.fsync(ino, h, data_only=False)\n"
+        "    a.fs.release(ino, h)\n"
+        "a.files.rename('d/f1', 'd/one')\n"
+        "a.fs.fsyncdir(a.files.stat('d').inode, 0, data_only=False)\n"
+        "a.files.rename('d/f2', 'd/never acknowledged')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = fast_path / "v"
+    done = subprocess.run([sys.executable, "-c", script, str(root)], check=False)
+    assert done.returncode == -9
+    journal = journal_path(root)
+    journal.write_bytes(journal.read_bytes() + b'{"record":"inode","ino')  # torn by the crash
+    shutil.rmtree(root / "metadata")
+    Archive.rebuild(root)
+    with Archive.open(root) as again:
+        assert set(contents(again)) == {
+            b"d/f0", b"d/one", b"d/f2", b"d/f3", b"d/f4"
+        }  # fmt: skip
+        assert again.files.read_file("d/one") == b"1" * 7000
+        assert again.fsck() == []
+
+
+def test_a_journal_grows_no_longer_than_it_must(make_archive: Make) -> None:
+    archive = make_archive()
+    archive.files.write_file("f", b"x")
+    archive.fs.syncfs()
+    assert journal_path(archive.root).stat().st_size > 0
+    archive.fs.syncfs()
+    size = journal_path(archive.root).stat().st_size
+    archive.fs.syncfs()  # nothing has changed: nothing is written
+    assert journal_path(archive.root).stat().st_size == size
+    put_away(archive)
+    archive.close()
+    assert journal_path(archive.root).stat().st_size == 0
 
 
 def test_images_that_were_sealed_and_not_burned_are_used(make_archive: Make) -> None:

@@ -6,6 +6,7 @@
  library callers -- files -------'      store       the buffer: one file per content
                                  |
                      namespace, catalogue (SQLite)  every question except the bytes
+                                 journal            names beside the bytes, should it be lost
                                  |
    bucket -> plans -> seal -> image, slices         full bucket -> disc image
                        burn -> parity, shelf        images -> arrays -> discs, read back

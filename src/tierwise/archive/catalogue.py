@@ -52,6 +52,7 @@ class Catalogue:
                 hint="move it away and rebuild it from discs: tierwise archive rebuild",
             ) from error
         self._wal_fd: int | None = None
+        self.touched: set[int] = set()  # inodes changed and not in the journal yet
 
     def _prepare(self, path: Path, foreparts: Path) -> None:
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -145,8 +146,10 @@ class Catalogue:
         row = self.one(sql, *values)
         return None if row is None else row[0]
 
-    def next_seq(self) -> int:
-        """Count one more change and return its number; call it inside a transaction."""
+    def next_seq(self, ino: int | None = None) -> int:
+        """Count one more change, of an inode, and return its number; inside a transaction."""
+        if ino is not None:
+            self.touched.add(ino)
         return int(
             self.value("UPDATE meta SET value = value + 1 WHERE key = 'seq' RETURNING value")
         )

@@ -204,6 +204,7 @@ class Contents:
             self._catalogue.run("DELETE FROM versions WHERE version = ?", version)
             raise
         self._catalogue.run("UPDATE inodes SET version = ? WHERE ino = ?", version, content.ino)
+        self._catalogue.touched.add(content.ino)
         self._crash_point("write: version current")
         content.base = content.version or None
         content.version, content.fd, content.writable = version, fd, True
@@ -231,7 +232,8 @@ class Contents:
                 self._catalogue.run(
                     "UPDATE inodes SET size = ?1, mtime_ns = ?2, ctime_ns = MAX(ctime_ns, ?2),"
                     " seq = ?3, dirty = 1 WHERE ino = ?4",
-                    content.size, content.mtime_ns, self._catalogue.next_seq(), content.ino,
+                    content.size, content.mtime_ns, self._catalogue.next_seq(content.ino),
+                    content.ino,
                 )  # fmt: skip
             self._crash_point("write: before the catalogue knows the size")
             self._catalogue.run(

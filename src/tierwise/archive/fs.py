@@ -20,6 +20,7 @@ from threading import Event
 
 from tierwise.archive.catalogue import Catalogue
 from tierwise.archive.contents import Content, Contents, Recall
+from tierwise.archive.journal import Journal
 from tierwise.archive.namespace import Namespace, fail
 from tierwise.archive.operations import (
     RETRY,
@@ -59,6 +60,7 @@ class ArchiveFileSystem(Operations):
         usage: Returns (bytes used, bytes free) for statfs.
         pause: Waits some seconds before a write when the buffer is nearly full.
         crash_point: Called between steps with their names; tests die there.
+        journal: Keeps names beside the bytes whenever they are made durable.
         passthrough: Let the kernel move the bytes of unsealed files; then `room` is asked only
             when they are opened.
     """
@@ -73,6 +75,7 @@ class ArchiveFileSystem(Operations):
         room: Room,
         usage: Callable[[], tuple[int, int]],
         pause: Pause,
+        journal: Journal,
         crash_point: Callable[[str], None] = lambda name: None,
         passthrough: bool = True,
     ) -> None:
@@ -81,7 +84,7 @@ class ArchiveFileSystem(Operations):
         self._crash_point = crash_point
         self._catalogue, self._store = catalogue, store
         self._may_recall, self._room, self._usage = may_recall, room, usage
-        self._pause = pause
+        self._pause, self._journal = pause, journal
         self._waited: set[int] = set()  # handles whose next write has done its waiting
         self.on_destroy: Callable[[], None] = lambda: None
         self.refuse_offline = False  # callers that may not recall may not even open
@@ -98,6 +101,7 @@ class ArchiveFileSystem(Operations):
         self.contents.release_all()
         self.free_unnamed()
         self.syncfs()
+        self._journal.close()
         self._store.keep_recalled()
         self.on_destroy()
 
@@ -192,6 +196,7 @@ class ArchiveFileSystem(Operations):
                 return
             self._catalogue.run("DELETE FROM xattrs WHERE ino = ?", ino)
             self._catalogue.run("DELETE FROM inodes WHERE ino = ?", ino)
+            self._catalogue.touched.add(ino)
             gone = self._store.forget_versions("ino = ? AND state <> 'sealing'", ino)
         for version in gone:
             self._store.remove(version)
@@ -387,7 +392,7 @@ class ArchiveFileSystem(Operations):
             self._store.sync_folder(content.version)
             self._crash_point("fsync: bytes durable")
             self.contents.settle(content)
-        self._catalogue.sync()
+        self._sync_names()
         self._crash_point("fsync: catalogue durable")
 
     def fallocate(self, inode: int, handle: int, mode: int, offset: int, length: int) -> None:
@@ -425,7 +430,7 @@ class ArchiveFileSystem(Operations):
 
     def fsyncdir(self, inode: int, handle: int, *, data_only: bool) -> None:
         """Make names durable."""
-        self._catalogue.sync()
+        self._sync_names()
 
     def syncfs(self) -> None:
         """Make everything durable."""
@@ -434,6 +439,12 @@ class ArchiveFileSystem(Operations):
             content = self.contents.get(ino)
             if content is not None:
                 self.contents.settle(content)
+        self._sync_names()
+
+    def _sync_names(self) -> None:
+        """Make the catalogue durable, and what it would lose with its volume beside the bytes."""
+        self._journal.write()
+        self._crash_point("fsync: names journalled")
         self._catalogue.sync()
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tierwise.archive.array_map import ArrayMap
 from tierwise.archive.discs import DiscScan, open_image, scan_discs
@@ -100,12 +101,17 @@ class DiscReader:
         self._store, self._shelf = store, shelf
         self._computed, self._crash_point = computed, crash_point
 
-    def read(self, discs: dict[Path, int | None], progress: Progress = SILENT) -> Found:
-        """Return what discs tell.
+    def read(
+        self, discs: dict[Path, int | None], progress: Progress = SILENT,
+        journal: Sequence[Record] = (), *, archive_id: str | None = None,
+    ) -> Found:  # fmt: skip
+        """Return what discs and the buffer's journal tell.
 
         Args:
             discs: Images or disc files, each with its slot in the library, if it has one.
             progress: Counts discs.
+            journal: States that no disc need know.
+            archive_id: The archive's, where that is known; then a journal will do.
 
         Raises:
             DataError: None of them is a disc of an archive.
@@ -117,9 +123,11 @@ class DiscReader:
                 scans.append(scan)
                 task.advance()
         known = [scan for scan in scans if scan.identity is not None]
-        if not known:
-            raise DataError("none of these is a disc of an archive", hint="name other discs")
         ids = [scan.identity.archive_id for scan in known if scan.identity is not None]
+        if not ids and journal and archive_id is not None:
+            ids = [archive_id]
+        if not ids:
+            raise DataError("none of these is a disc of an archive", hint="name other discs")
         found = Found(max(set(ids), key=lambda name: (ids.count(name), name)))
         for scan in scans:
             self._enter(found, scan, discs[scan.path])
@@ -135,6 +143,8 @@ class DiscReader:
                 with whole_file(self._store.image_path(image.label)) as copy:
                     shutil.copyfile(image.path, copy)
                 image.buffered = image.rebuilt = True
+        for record in journal:
+            _keep_last(found, record | {"journal": True})
         return found
 
     def _enter(self, found: Found, scan: DiscScan, slot: int | None) -> None:
@@ -232,10 +242,16 @@ class DiscReader:
             if record.get("record") == "archive":
                 if seq >= int(found.archive.get("seq", -1)):
                     found.archive = dict(record)
-            elif record.get("record") in ("inode", "tombstone"):
-                ino = int(str(record["inode"]))
-                if ino not in found.records or seq > int(found.records[ino]["seq"]):
-                    found.records[ino] = dict(record)
+            else:
+                _keep_last(found, record)
+
+
+def _keep_last(found: Found, record: Mapping[str, Any]) -> None:
+    """Keep a record of an inode's state unless a later one is known."""
+    if record.get("record") in ("inode", "tombstone", "forgotten"):
+        ino = int(record["inode"])
+        if ino not in found.records or int(record["seq"]) > int(found.records[ino]["seq"]):
+            found.records[ino] = dict(record)
 
 
 def parse_label(label: str) -> tuple[int, int]:

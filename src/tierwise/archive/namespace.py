@@ -135,7 +135,7 @@ class Namespace:
 
     def changed(self, ino: int, *, content: bool = False) -> None:
         """Give an inode a new sequence number and change time (`content`: and modify time)."""
-        now, seq = self.catalogue.clock(), self.catalogue.next_seq()
+        now, seq = self.catalogue.clock(), self.catalogue.next_seq(ino)
         mtime = ", mtime_ns = :now" if content else ""
         self.catalogue.run(
             f"UPDATE inodes SET seq = ?1, dirty = 1, ctime_ns = ?2{mtime.replace(':now', '?2')}"
@@ -171,12 +171,14 @@ class Namespace:
             fail(errno.ENOENT)
         mode, gid = inherited_group(parent, mode, caller)
         now, seq = self.catalogue.clock(), self.catalogue.next_seq()
-        return self.catalogue.insert(
+        ino = self.catalogue.insert(
             "INSERT INTO inodes (mode, uid, gid, rdev, nlink, size, atime_ns, mtime_ns, ctime_ns,"
             " target, seq) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             mode, caller.uid, gid, rdev, 2 if stat.S_ISDIR(mode) else 1,
             0 if target is None else len(target), now, now, now, target, seq,
         )  # fmt: skip
+        self.catalogue.touched.add(ino)
+        return ino
 
     def _check_free(self, parent: int, name: bytes) -> None:
         if len(name) > MAX_NAME_BYTES:
@@ -337,7 +339,7 @@ class Namespace:
             values.append(changes.mode & 0o7777)
         with self.catalogue.transaction():
             fields += ["ctime_ns = ?", "seq = ?", "dirty = 1"]
-            values += [changes.ctime_ns or now, self.catalogue.next_seq()]
+            values += [changes.ctime_ns or now, self.catalogue.next_seq(ino)]
             self.catalogue.run(f"UPDATE inodes SET {', '.join(fields)} WHERE ino = ?", *values, ino)
 
     # Extended attributes

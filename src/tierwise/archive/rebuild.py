@@ -3,9 +3,8 @@
 What the discs tell (`gather`) is written as a new catalogue in one transaction. Where a folder's
 own state is lost, it comes back from the paths on the discs; files whose bytes are gone keep
 their names and are listed. What the buffer still holds is taken up again: copies of burned
-versions by their hash, unsealed files (known to no disc) under lost+found.
-
-Left out: names of unsealed files; those were only in the catalogue that is gone.
+versions by their hash, and unsealed files, known to no disc, by the buffer's journal; those it does
+not know (never made durable) come under lost+found.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from tierwise.archive.catalogue import Catalogue
 from tierwise.archive.disc_names import escape_path, unescape_path
@@ -158,15 +158,19 @@ class Refill:
         for ino, record in sorted(self._found.records.items()):
             if record["record"] == "tombstone":
                 self._catalogue.run(
-                    "INSERT INTO tombstones VALUES (?, ?, ?, ?, 0)", ino,
+                    "INSERT INTO tombstones VALUES (?, ?, ?, ?, ?)", ino,
                     unescape_path(record["path"]), record["time_ns"], record["seq"],
+                    int("journal" in record),
                 )  # fmt: skip
+                continue
+            if record["record"] != "inode":
                 continue
             self._catalogue.run(
                 "INSERT OR REPLACE INTO inodes (ino, mode, uid, gid, rdev, size, atime_ns,"
                 " mtime_ns, ctime_ns, target, nlink, seq, dirty, recorded)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, 0, 1)",
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, 1)",
                 ino, *inode_values(record), decode_target(record), record["seq"],
+                int("journal" in record),
             )  # fmt: skip
             self._catalogue.many(
                 "INSERT INTO xattrs VALUES (?, ?, ?)",
@@ -279,20 +283,41 @@ class Refill:
                 if not path.name.isdigit():
                     continue
                 version = int(path.name)
-                sha256 = self._catalogue.value(
-                    "SELECT sha256 FROM versions WHERE version = ?", version
-                )
-                if sha256 is None:
+                row = self._catalogue.one(
+                    "SELECT sha256, size, (SELECT SUM(length) FROM extents e"
+                    " WHERE e.version = versions.version) FROM versions WHERE version = ?", version,
+                )  # fmt: skip
+                if row is None:
                     lost.append(version)
-                elif hash_file(path) == sha256:
-                    self._catalogue.run(
-                        "UPDATE versions SET resident = 1 WHERE version = ?", version
-                    )
+                elif row[2] is None:
+                    self._keep_unsealed(version, path)
+                elif hash_file(path) == row[0]:
+                    self._keep_sealed(version, whole=row[2] == row[1])
         if lost:
             folder_ino = self._folder(LOST_AND_FOUND, set())
             for version in sorted(lost):
                 self._take_up(version, folder_ino)
             self._link_counts()
+
+    def _keep_sealed(self, version: int, *, whole: bool) -> None:
+        """Enter a buffer copy; where its discs have not all of it, it is sealed once more."""
+        self._catalogue.run("UPDATE versions SET resident = 1 WHERE version = ?", version)
+        if not whole:
+            self._catalogue.run("DELETE FROM extents WHERE version = ?", version)
+            self._catalogue.run("UPDATE versions SET state = 'bucket' WHERE version = ?", version)
+
+    def _keep_unsealed(self, version: int, path: Path) -> None:
+        """Enter a content that is on no disc, as long as its file is."""
+        found = path.stat()
+        self._catalogue.run(
+            "UPDATE versions SET state = 'bucket', resident = 1, sha256 = NULL, size = ?"
+            " WHERE version = ?", found.st_size, version,
+        )  # fmt: skip
+        self._catalogue.run(
+            "UPDATE inodes SET dirty = 1, size = ?1,"
+            " mtime_ns = CASE WHEN size = ?1 THEN mtime_ns ELSE ?2 END WHERE version = ?3",
+            found.st_size, found.st_mtime_ns, version,
+        )  # fmt: skip
 
     def _take_up(self, version: int, folder: int) -> None:
         found = self._store.path(version).stat()

@@ -74,7 +74,7 @@ def _resize(catalogue: Catalogue, version: int, ino: int, size: int, mtime_ns: i
     )  # fmt: skip
     catalogue.run(
         "UPDATE inodes SET size = ?, mtime_ns = ?, seq = ?, dirty = 1 WHERE ino = ?",
-        size, mtime_ns, catalogue.next_seq(), ino,
+        size, mtime_ns, catalogue.next_seq(ino), ino,
     )  # fmt: skip
 
 

@@ -28,8 +28,14 @@ def line_bytes(record: Mapping[str, object]) -> int:
     return len(json.dumps(record)) + 16
 
 
-def inode_record(catalogue: Catalogue, ino: int) -> Record:
-    """Return an inode's state, with those of its versions that are on images or going there."""
+def inode_record(catalogue: Catalogue, ino: int, *, unsealed: bool = False) -> Record:
+    """Return an inode's state, with those of its versions that are on images or going there.
+
+    Args:
+        catalogue: The open catalogue.
+        ino: The inode.
+        unsealed: Also the version that is only in the buffer, which no image carries.
+    """
     columns = ", ".join(_INODE_FIELDS)
     row = catalogue.one(f"SELECT seq, target, {columns} FROM inodes WHERE ino = ?", ino)
     assert row is not None
@@ -49,7 +55,7 @@ def inode_record(catalogue: Catalogue, ino: int) -> Record:
         }
     versions = catalogue.all(
         "SELECT version, number, size, mtime_ns, created_ns, sha256 FROM versions"
-        " WHERE ino = ? AND state <> 'bucket' ORDER BY number", ino,
+        " WHERE ino = ? AND (state <> 'bucket' OR ?) ORDER BY number", ino, int(unsealed),
     )  # fmt: skip
     if versions:
         record["versions"] = [list(version) for version in versions]

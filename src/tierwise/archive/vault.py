@@ -45,6 +45,7 @@ from tierwise.archive.files import Files
 from tierwise.archive.founding import claim, declare_finished
 from tierwise.archive.fs import ArchiveFileSystem, Pause, wait_for_room
 from tierwise.archive.gather import Computed, DiscReader
+from tierwise.archive.journal import Journal, journal_path, read_journal
 from tierwise.archive.mend import Mender
 from tierwise.archive.namespace import Namespace
 from tierwise.archive.operations import Caller
@@ -204,6 +205,7 @@ class Archive:
 
     def _take_namespace(self, lock: FileLock) -> None:
         self._namespace_lock = lock
+        journal = Journal(journal_path(self.root), self.catalogue)
         self._fs = ArchiveFileSystem(
             self.catalogue,
             self.store,
@@ -212,6 +214,7 @@ class Archive:
             room=self._room,
             pause=lambda event, seconds: self.pause(event, seconds),  # noqa: PLW0108 - may change
             usage=self._usage,
+            journal=journal,
             crash_point=self.crash_point,
             passthrough=self.config.buffer_size_bytes is None,
         )
@@ -221,6 +224,7 @@ class Archive:
             recovery.recover(self.catalogue, self.store)
             with contextlib.suppress(StateError), self._maintenance():
                 recovery.remove_orphans(self.catalogue, self.store)
+            journal.catch_up()
         recovery.mark_open(self.catalogue)
 
     def close(self) -> None:
@@ -521,7 +525,10 @@ def _rebuild(
         store = Store(root, catalogue)
         computed = Computed(root / COMPUTED)
         reader = DiscReader(store, shelf, computed=computed, crash_point=crash_point)
-        found = reader.read(discs, progress)
+        found = reader.read(
+            discs, progress, read_journal(journal_path(root)),
+            archive_id=None if config is None else config.archive_id,
+        )  # fmt: skip
         if config is None:
             config = config_from_record(found.archive_id, found.archive)
             write_archive_config(root, config)
