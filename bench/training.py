@@ -33,8 +33,9 @@ from harness import Row, ratio_row, row_of, time_in_turn, write_results
 from tierwise.curriculum import trl_backend
 from tierwise.curriculum.book import TrainResult
 from tierwise.curriculum.grpo import GrpoConfig, Loss, policy_loss, token_weights
+from tierwise.curriculum.keyed import key_seed
 from tierwise.curriculum.loop import SamplingConfig, TrainConfig, train_grpo
-from tierwise.curriculum.models import LocalModel, Prompts, key_seed
+from tierwise.curriculum.models import LocalModel, Prompts
 from tierwise.curriculum.recipe import judged
 from tierwise.curriculum.rollouts import Rollouts, completion_logprobs, sample_rollouts
 from tierwise.curriculum.samples import Sample, load_image, read_samples

@@ -21,7 +21,7 @@ from tierwise.curriculum.adaptive import (
 from tierwise.curriculum.answerers import Reply, Request
 from tierwise.curriculum.attempts import LOG_NAME, AttemptLog
 from tierwise.curriculum.fit import corrected_tau, monotone_rates, monotone_threshold
-from tierwise.curriculum.models import key_seed
+from tierwise.curriculum.keyed import key_seed
 from tierwise.curriculum.passrate import Tally
 from tierwise.curriculum.pism import Boundary, Stratum, failure_threshold
 from tierwise.curriculum.samples import Sample

@@ -24,7 +24,7 @@ from tierwise.curriculum.grpo import (
     token_weights,
     zero_advantage_groups,
 )
-from tierwise.curriculum.models import keyed_uniform
+from tierwise.curriculum.keyed import keyed_uniform
 
 VARIANTS = {
     "grpo": GrpoConfig(kl_weight=0.01),

@@ -8,13 +8,8 @@ import pytest
 import torch
 
 from tierwise.core.errors import DataError, MissingFileError, UsageError
-from tierwise.curriculum.models import (
-    LocalModel,
-    Prompts,
-    PromptTemplate,
-    key_seed,
-    keyed_uniform,
-)
+from tierwise.curriculum.keyed import key_seed, keyed_uniform
+from tierwise.curriculum.models import LocalModel, Prompts, PromptTemplate
 from tierwise.curriculum.samples import Sample, SampleSet, load_image
 from tierwise.curriculum.tiny import build
 

@@ -18,7 +18,8 @@ from PIL import Image
 
 from tierwise.core.errors import UsageError
 from tierwise.curriculum.answerers import LocalAnswerer, Request
-from tierwise.curriculum.models import LocalModel, PromptTemplate, key_seed
+from tierwise.curriculum.keyed import key_seed
+from tierwise.curriculum.models import LocalModel, PromptTemplate
 from tierwise.curriculum.pism import Stratum
 from tierwise.curriculum.probes import Sampling
 from tierwise.curriculum.samples import Sample, SampleSet, load_image

@@ -31,7 +31,8 @@ from tierwise.core.errors import DataError, UsageError
 from tierwise.core.progress import SILENT, Progress
 from tierwise.core.records import read_jsonl, write_whole
 from tierwise.curriculum.experience import Reward
-from tierwise.curriculum.models import LocalModel, key_seed
+from tierwise.curriculum.keyed import key_seed
+from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.passrate import wilson_interval
 from tierwise.curriculum.rollouts import sample_rollouts
 from tierwise.curriculum.samples import Sample, load_image

@@ -29,7 +29,8 @@ from torch import Tensor
 from tierwise.core.errors import UsageError
 from tierwise.curriculum.deadline import OverdueError, call_within
 from tierwise.curriculum.grpo import zero_advantage_groups
-from tierwise.curriculum.models import LocalModel, key_seed
+from tierwise.curriculum.keyed import key_seed
+from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.rollouts import Rollouts, sample_rollouts
 from tierwise.curriculum.samples import Sample, load_image
 

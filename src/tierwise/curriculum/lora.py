@@ -27,7 +27,8 @@ from typing import Any
 import torch
 
 from tierwise.core.errors import ConfigError, StateError
-from tierwise.curriculum.models import LocalModel, key_seed
+from tierwise.curriculum.keyed import key_seed
+from tierwise.curriculum.models import LocalModel
 
 ADAPTER_NAME = "adapter_model.safetensors"
 ALL_LINEAR = "all-linear"

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from tierwise.core.progress import SILENT, Progress
 from tierwise.curriculum.answerers import Answerer, LocalAnswerer, Reply, Request
 from tierwise.curriculum.attempts import Attempt, AttemptKey, AttemptLog, Balance, Probe
+from tierwise.curriculum.keyed import key_seed
 from tierwise.curriculum.masks import Fill, MaskKind, Pixels, grey_picture, mask_picture
-from tierwise.curriculum.models import key_seed
 from tierwise.curriculum.rscore import Tree
 from tierwise.curriculum.samples import BadImageError, Sample, image_digest, load_image
 from tierwise.curriculum.verdicts import Judgement, Verdict, judge

@@ -44,10 +44,11 @@ from tierwise.curriculum.evaluate import (
     read_scores,
     write_scores,
 )
+from tierwise.curriculum.keyed import key_seed
 from tierwise.curriculum.learner import TrainConfig
 from tierwise.curriculum.loop import train_grpo
 from tierwise.curriculum.lora import LoraConfig, attach_adapter, merge_adapter
-from tierwise.curriculum.models import LocalModel, key_seed
+from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.samples import Sample, read_samples, sample_of_plain_row
 from tierwise.curriculum.sft import SftConfig, read_targets, train_sft
 from tierwise.curriculum.training_figures import training_section

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from tierwise.core.errors import UsageError
-from tierwise.curriculum.models import LocalModel, Prompts, keyed_uniform
+from tierwise.curriculum.keyed import keyed_uniform
+from tierwise.curriculum.models import LocalModel, Prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

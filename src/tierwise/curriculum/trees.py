@@ -24,7 +24,8 @@ import torch
 
 from tierwise.curriculum.answerers import LocalAnswerer, Reply, Request
 from tierwise.curriculum.attempts import Attempt, AttemptKey, Probe
-from tierwise.curriculum.models import LocalModel, append_tokens, key_seed
+from tierwise.curriculum.keyed import key_seed
+from tierwise.curriculum.models import LocalModel, append_tokens
 from tierwise.curriculum.probes import Asked, Desk, Sampling
 from tierwise.curriculum.rscore import Path, Tree
 from tierwise.curriculum.samples import BadImageError

@@ -44,8 +44,9 @@ from tierwise.curriculum.checkpoint import TrainState, list_checkpoints, load_ch
 from tierwise.curriculum.experience import Reward, take
 from tierwise.curriculum.families import quiet_transformers
 from tierwise.curriculum.grpo import Scale
+from tierwise.curriculum.keyed import key_seed
 from tierwise.curriculum.learner import TrainConfig
-from tierwise.curriculum.models import LocalModel, key_seed
+from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.samples import Sample
 from tierwise.curriculum.sft import SftConfig, learning_rate_share
 from tierwise.curriculum.trl_data import grpo_row, ordered_dataset, sft_row, text_of

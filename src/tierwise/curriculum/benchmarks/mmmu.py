@@ -38,7 +38,7 @@ from tierwise.curriculum.benchmarks.items import (
     with_choices,
 )
 from tierwise.curriculum.benchmarks.rows import Pictures
-from tierwise.curriculum.models import key_seed
+from tierwise.curriculum.keyed import key_seed
 from tierwise.curriculum.samples import IMAGE_TAG, Picture
 
 _TAG = re.compile(r"<image (\d+)>")
