@@ -16,9 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tierwise.core.errors import StateError, TrainingError, UsageError
+from tierwise.core.errors import ConfigError, StateError, TrainingError, UsageError
 from tierwise.core.progress import SilentProgress
 from tierwise.curriculum import learner
+from tierwise.curriculum.budget import Budget, Unit, spent
 from tierwise.curriculum.experience import collect, take
 from tierwise.curriculum.loop import (
     GrpoConfig,
@@ -517,3 +518,46 @@ def test_an_optimizer_that_clips_by_itself_is_left_to_it(
     norms = [row["grad_norm"] for row in result.metrics]
     assert norms == [row["grad_norm"] for row in expected.metrics]
     assert same_bits(weights, weights_plain)
+
+
+@pytest.mark.parametrize(
+    ("unit", "amount", "steps"),
+    [(Unit.SAMPLES, 9, 3), (Unit.SAMPLES, 8, 2), (Unit.SECONDS, 1e-9, 1), (Unit.TOKENS, 1e9, 6)],
+)
+def test_a_stage_ends_with_the_step_that_reaches_its_budget(
+    samples: list[Sample], tmp_path: Path, unit: Unit, amount: float, steps: int
+) -> None:
+    limited = config(budget=Budget(unit=unit, amount=amount))
+    result, weights, _ = train(tmp_path / "limited", samples, limited)
+    assert (result.steps, result.finished) == (steps, True)
+    assert spent(result.metrics, Unit.SAMPLES) == 4 * steps
+    assert [row["completions"] for row in result.metrics] == [16] * steps
+    # it is the run of so many steps, bit for bit, and done when it is asked again
+    _, short, _ = train(tmp_path / "short", samples, config(steps=steps))
+    assert same_bits(weights, short)
+    again, after, _ = train(tmp_path / "limited", samples, limited)
+    assert (again.resumed_from, again.finished) == (steps, True)
+    assert same_bits(after, weights)
+    assert again.metrics == result.metrics
+
+
+def test_a_budget_in_tokens_is_met_alike_after_a_stop(
+    samples: list[Sample], tmp_path: Path
+) -> None:
+    whole, _, _ = train(tmp_path / "steps", samples, config())
+    tokens = [row["completions"] * row["completion_tokens"] for row in whole.metrics]
+    limited = config(budget=Budget(unit=Unit.TOKENS, amount=sum(tokens[:4]) - 1))
+    done, weights, _ = train(tmp_path / "whole", samples, limited)
+    assert done.steps == 4
+    assert spent(done.metrics, Unit.TOKENS) == pytest.approx(sum(tokens[:4]))
+    part, _, _ = train(tmp_path / "stopped", samples, limited, stop=lambda: True)
+    assert (part.steps, part.finished) == (1, False)
+    resumed, same, _ = train(tmp_path / "stopped", samples, limited)
+    assert (resumed.resumed_from, resumed.finished) == (1, True)
+    assert values_of(resumed) == values_of(done)
+    assert same_bits(same, weights)
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"budget\.amount must be above 0"):
+        Budget(unit=Unit.TOKENS, amount=0)

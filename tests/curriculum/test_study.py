@@ -18,6 +18,7 @@ from tierwise.core.config import load_config
 from tierwise.core.errors import ConfigError, DataError, StateError
 from tierwise.core.report import Figure, render_html
 from tierwise.curriculum import study as study_module
+from tierwise.curriculum.budget import Budget, Unit
 from tierwise.curriculum.evaluate import Decoding, EvalConfig, SampleScore, evaluate
 from tierwise.curriculum.experience import SamplingConfig
 from tierwise.curriculum.grpo import GrpoConfig
@@ -438,6 +439,49 @@ def test_an_effect_is_seen_and_a_null_is_not() -> None:
     assert found["mid+hard", "random"].verdict == "no difference seen"
     for one in found.values():
         assert one.wide_low <= one.low <= one.difference <= one.high <= one.wide_high
+
+
+@pytest.mark.parametrize("unit", [Unit.SAMPLES, Unit.TOKENS])
+def test_arms_of_one_and_of_two_stages_get_the_same_budget(
+    home: Path, tmp_path: Path, unit: Unit
+) -> None:
+    amount = {Unit.SAMPLES: 8, Unit.TOKENS: 40}[unit]
+    grpo = replace(config().grpo, steps=30, budget=Budget(unit=unit, amount=amount))
+    settings = config(grpo=grpo, num_seeds=1, sft=SftConfig(steps=2, batch_size=2))
+    found = run_study(settings, base=home, folder=tmp_path, make_optimizer=plain)
+    trained = {one.cell.arm: one for one in found if one.cell.arm != "base"}
+    assert set(trained) == {"all", "random->all"}
+    a_step = {Unit.SAMPLES: 2, Unit.TOKENS: 2 * 2 * 3}[unit]  # at most
+    for one in trained.values():
+        taken = one.num_drawn if unit is Unit.SAMPLES else one.completion_tokens + one.target_tokens
+        assert amount <= taken < amount + a_step
+        assert one.budget_reached
+    assert trained["all"].target_tokens == 0
+    assert trained["random->all"].target_tokens > 0
+    assert trained["random->all"].completions < trained["all"].completions
+    page = render_html(study_report(settings, found))
+    assert f"{amount} {unit.value}, both stages together" in page
+    told = price(settings, num_held_out=5)
+    assert told["budget"] == f"a run ends earlier once it took {amount} {unit.value}"
+
+
+def test_a_supervised_stage_that_takes_the_whole_budget_is_refused(
+    home: Path, tmp_path: Path
+) -> None:
+    grpo = replace(config().grpo, budget=Budget(unit=Unit.SAMPLES, amount=2))
+    with pytest.raises(ConfigError, match="supervised stage alone takes 2 of 2 samples"):
+        run_study(
+            config(grpo=grpo, arms=("all", "random->all")), base=home, folder=tmp_path,
+            make_optimizer=plain,
+        )  # fmt: skip
+
+
+def test_a_run_out_of_steps_says_that_it_missed_the_budget(home: Path, tmp_path: Path) -> None:
+    grpo = replace(config().grpo, budget=Budget(unit=Unit.TOKENS, amount=1e6))
+    settings = config(grpo=grpo, arms=("all",), num_seeds=1)
+    found = run_study(settings, base=home, folder=tmp_path, make_optimizer=plain)
+    assert [one.budget_reached for one in found] == [True, False]  # the base takes none
+    assert spent_by_arm(found)["all"]["budget_reached"] == 0.0
 
 
 def test_spread_between_seeds_widens_the_interval() -> None:

@@ -160,22 +160,28 @@ class Book:
         )
         return state
 
-    def note_step(self, step: int, values: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
-        """Append a step to the record; seconds go under `timing`."""
+    def note_step(
+        self, step: int, values: Mapping[str, Any], seconds: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """Append a step to the record, seconds under `timing`; return what was written."""
         timing = {name: round(value, 4) for name, value in seconds.items()}
         self.record.event("step", step=step, **values, timing=timing)
+        told = {**values, "timing": timing}
         if self._curves is not None:
-            told = {**values, "timing": timing}
             self._curves.note(step, told, time_s=self._clock())
+        return told
 
     def last_checkpoint(self) -> Path:
         """Return the newest checkpoint; there is one from the first moment on."""
         return list_checkpoints(self.checkpoints)[-1]
 
+    def steps(self) -> tuple[dict[str, Any], ...]:
+        """Return the record's steps so far."""
+        return tuple(event for event in self.record.events() if event["event"] == "step")
+
     def result(self, *, resumed_from: int, finished: bool) -> TrainResult:
         """Return what the stage left."""
-        checkpoint = self.last_checkpoint()
-        metrics = tuple(event for event in self.record.events() if event["event"] == "step")
+        checkpoint, metrics = self.last_checkpoint(), self.steps()
         return TrainResult(
             checkpoint=checkpoint,
             model_folder=checkpoint / MODEL_NAME,

@@ -220,6 +220,7 @@ def summarise(experience: Experience, strata: Mapping[str, str]) -> dict[str, An
     logprob = sum(float(part.rollouts.logprob_BT.sum()) for part in passes)
     values: dict[str, Any] = {
         "prompts": sum(len(part.samples) for part in passes),
+        "completions": len(reward_B),
         "reward": float(reward_B[known_B].mean()) if bool(known_B.any()) else 0.0,
         "zero_advantage_share": float(torch.cat([part.flat_P for part in passes]).float().mean()),
         "unscored_share": 1.0 - float(known_B.float().mean()),

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from tierwise.core.errors import UsageError
+from tierwise.curriculum.budget import Budget
 from tierwise.curriculum.checkpoint import TrainState
 from tierwise.curriculum.experience import Experience, Pass, SamplingConfig
 from tierwise.curriculum.grpo import (
@@ -59,6 +60,7 @@ class TrainConfig:
         gradient_checkpointing: Make activations again in backward instead of keeping them; see
             `recompute`.
         tensorboard: Write every step as TensorBoard event files too, beside `record.jsonl`.
+        budget: What the stage may take in samples, tokens or seconds; left out, all its steps.
         sampling: How rollouts are made.
         objective: The loss.
 
@@ -76,6 +78,7 @@ class TrainConfig:
     bf16: bool = False
     gradient_checkpointing: bool = False
     tensorboard: bool = False
+    budget: Budget | None = None
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     objective: GrpoConfig = field(default_factory=GrpoConfig)
 

@@ -32,6 +32,7 @@ import torch
 from tierwise.core.errors import TrainingError
 from tierwise.core.progress import SILENT, Progress
 from tierwise.curriculum.book import Book, TrainResult, data_hash
+from tierwise.curriculum.budget import Meter
 from tierwise.curriculum.experience import (
     Reward,
     RewardTimeoutError,
@@ -97,7 +98,8 @@ def train_grpo(
         learner.restore(state)
         start = state.step
         task.advance(start)
-        for step in range(start, config.steps):
+        meter = Meter(config.budget, book.steps())
+        for step in range(start, config.steps if not meter.is_full else start):
             mark = learner.mark()
             while True:
                 try:
@@ -108,14 +110,15 @@ def train_grpo(
                     learner.back_to(mark)
                     size = sampling.prompts_per_pass
                     progress.note(f"out of memory at step {step + 1}: going on with {size} a pass")
-            book.note_step(step + 1, values, seconds)
+            meter.add(book.note_step(step + 1, values, seconds))
             task.advance()
-            finished = step + 1 == config.steps
+            finished = meter.is_full or step + 1 == config.steps
             stopping = not finished and stop()
             if finished or stopping or (step + 1) % config.checkpoint_every == 0:
                 book.save(step + 1, position=learner.position, counters=learner.counters())
             if stopping:
                 progress.note(f"stopped after step {step + 1}; run it again to go on")
+            if finished or stopping:
                 break
     return book.result(resumed_from=start, finished=finished)
 

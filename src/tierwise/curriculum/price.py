@@ -1,6 +1,7 @@
 """What a study will take, before it runs: generations, tokens, and GPU hours at a given speed.
 
-Generations follow from the configuration exactly (refills apart). Hours follow only from speeds
+Generations follow from the configuration exactly (refills apart, and budgets, which end a run
+before its last step). Hours follow only from speeds
 that somebody measured; without them they are not known, and nothing is guessed:
 
     hours = generated tokens / generated tokens a second + trained tokens / trained tokens a second
@@ -48,6 +49,9 @@ def price(
         told["evaluation"] = "not counted: the samples to evaluate on are not there yet"
     if sampling.refill:
         told["refills"] = f"not counted: up to {sampling.max_refills} rounds a step"
+    budget = config.grpo.budget
+    if budget is not None:
+        told["budget"] = f"a run ends earlier once it took {budget.amount:,.0f} {budget.unit}"
     return told | _cost(config, told)
 
 

@@ -21,7 +21,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -257,7 +257,10 @@ def run_stages(
     stop: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.time,
 ) -> dict[str, TrainResult] | None:
-    """Train a model in place through the stages of a plan; None when it was asked to stop."""
+    """Train a model in place through the stages of a plan; None when it was asked to stop.
+
+    A budget of the GRPO stage is that of both: the supervised stage is whole and counts first.
+    """
     stages: dict[str, TrainResult] = {}
     run_sft, run_grpo = _trainers(plan.backend)
     if plan.sft is not None:
@@ -274,11 +277,14 @@ def run_stages(
             return None
         merge_adapter(model)
     if plan.grpo is not None:
+        grpo = plan.grpo
+        if grpo.budget is not None and "sft" in stages:
+            grpo = replace(grpo, budget=grpo.budget.less(stages["sft"].metrics))
         _adapt(model, plan, seed=seed, stage="grpo")
-        optimizer = make_optimizer(model.model, plan.grpo_optimizer, plan.grpo.max_grad_norm)
+        optimizer = make_optimizer(model.model, plan.grpo_optimizer, grpo.max_grad_norm)
         try:
             stages["grpo"] = run_grpo(
-                model, plan.grpo_samples, optimizer, plan.grpo, folder=folder / "grpo", seed=seed,
+                model, plan.grpo_samples, optimizer, grpo, folder=folder / "grpo", seed=seed,
                 reward=judged, strata=plan.strata, progress=progress, stop=stop, clock=clock,
             )  # fmt: skip
         finally:

@@ -214,6 +214,8 @@ def _step(
     if not math.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm}")
     return {
+        "prompts": len(chosen),
+        "completions": len(chosen),
         "loss": loss_sum,
         "grad_norm": norm,
         "completion_tokens": num_tokens / len(chosen),

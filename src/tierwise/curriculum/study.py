@@ -5,9 +5,10 @@
 
 An arm is `base` (no training), a choice of samples (`mid+hard`, `random`, ...) for GRPO, or two
 choices `FIRST->SECOND` for SFT then GRPO. What SFT learns is the bare answer or the worked one:
-`FIRST:worked->SECOND`, or `sft_target` where the arm does not say. The budget that is equal is the
-number of samples drawn; tokens and seconds are reported beside it, because they are then not equal.
-What the numbers bear is in `study_analysis`.
+`FIRST:worked->SECOND`, or `sft_target` where the arm does not say. What is equal is the budget that
+`grpo.budget` names, in samples, tokens or seconds, over both stages; without one it is the number
+of steps of each stage. All three are reported of every arm. What the numbers bear is in
+`study_analysis`.
 
 With `learning_rates`, every arm is first trained at each of them under seeds of its own and gets
 the rate that answers best on a validation split (`tuning`); the held-out samples are not looked at.
@@ -36,6 +37,7 @@ from pathlib import Path
 from tierwise.core.errors import ConfigError, DataError, StateError, TrainingError
 from tierwise.core.progress import SILENT, Progress
 from tierwise.core.records import write_whole
+from tierwise.curriculum.budget import Meter, Unit, spent
 from tierwise.curriculum.evaluate import (
     EvalConfig,
     SampleScore,
@@ -196,7 +198,20 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """What a finished cell came to: its scores, what it spent, and its rate (None if unknown)."""
+    """What a finished cell came to.
+
+    Attributes:
+        cell: Which one.
+        scores: Its answers to the samples asked.
+        num_samples: Samples that the GRPO stage could draw from.
+        completions: Sampled in training.
+        completion_tokens: Theirs in all.
+        seconds: Of all steps of both stages, wall time.
+        num_drawn: Samples drawn in both stages, as often as they were.
+        target_tokens: What the supervised stage learned from.
+        budget_reached: Whether the budget ended it, if there is one, and not the number of steps.
+        learning_rate: Of the GRPO stage; None if unknown.
+    """
 
     cell: Cell
     scores: tuple[SampleScore, ...]
@@ -204,6 +219,9 @@ class CellResult:
     completions: int
     completion_tokens: float
     seconds: float
+    num_drawn: int = 0
+    target_tokens: float = 0.0
+    budget_reached: bool = True
     learning_rate: float | None = None
 
 
@@ -386,8 +404,8 @@ def _finished(cells: Sequence[Cell], folder: Path) -> tuple[CellResult, ...]:
     for cell in cells:
         place = folder / cell.name
         if (place / CELL_NAME).exists():
-            spent = json.loads((place / CELL_NAME).read_text(encoding="utf-8"))
-            found.append(CellResult(cell=cell, scores=read_scores(place / SCORES_FILE), **spent))
+            known = json.loads((place / CELL_NAME).read_text(encoding="utf-8"))
+            found.append(CellResult(cell=cell, scores=read_scores(place / SCORES_FILE), **known))
     return tuple(found)
 
 
@@ -484,18 +502,17 @@ def _run_cell(
     # the same answers are drawn in every cell, as far as the models agree
     scores = evaluate(model, asked, judged, config.evaluate, seed=0, progress=progress)
     write_scores(folder / SCORES_FILE, scores)
-    rows = [row for stage in stages.values() for row in stage.metrics]
-    group = config.grpo.sampling.group_size
-    spent = {
+    sft_rows, rows = (stages[name].metrics if name in stages else () for name in ("sft", "grpo"))
+    every, budget = (*sft_rows, *rows), config.grpo.budget
+    spending = {
         "learning_rate": plan.grpo_optimizer.lr if plan.grpo is not None else None,
         "num_samples": len(plan.grpo_samples),
-        "completions": sum(row.get("prompts", 0) * group for row in rows),
-        "completion_tokens": sum(
-            row.get("prompts", 0) * group * row["completion_tokens"] for row in rows
-        ),
-        "seconds": sum(
-            value for row in rows for name, value in row["timing"].items() if name.endswith("_s")
-        ),
+        "completions": sum(row["completions"] for row in rows),
+        "completion_tokens": spent(rows, Unit.TOKENS),
+        "seconds": spent(every, Unit.SECONDS),
+        "num_drawn": spent(every, Unit.SAMPLES),
+        "target_tokens": spent(sft_rows, Unit.TOKENS),
+        "budget_reached": not rows or budget is None or Meter(budget, every).is_full,
     }
-    write_whole(folder / CELL_NAME, json.dumps(spent) + "\n")
+    write_whole(folder / CELL_NAME, json.dumps(spending) + "\n")
     return True

@@ -176,14 +176,22 @@ def _counts(rng: np.random.Generator, turns: int, size: int) -> Floats:
 
 
 def spent_by_arm(cells: Sequence[CellResult]) -> dict[str, dict[str, Any]]:
-    """Return samples, completions, tokens and seconds of each arm, mean over its seeds."""
+    """Return samples, draws, completions, tokens and seconds of each arm, mean over its seeds."""
     by_arm: dict[str, list[CellResult]] = {}
     for cell in cells:
         by_arm.setdefault(cell.cell.arm, []).append(cell)
     return {
         arm: {
             name: float(np.mean([getattr(member, name) for member in members]))
-            for name in ("num_samples", "completions", "completion_tokens", "seconds")
+            for name in (
+                "num_samples",
+                "num_drawn",
+                "completions",
+                "completion_tokens",
+                "target_tokens",
+                "seconds",
+                "budget_reached",
+            )
         }
         for arm, members in by_arm.items()
     }

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tierwise.core.report import Block, Figure, Report, Section, Table, Text, csv_of
+from tierwise.curriculum.budget import Budget
 from tierwise.curriculum.evaluate import NO_DIFFERENCE, Decoding
 from tierwise.curriculum.study import BASE, CellResult, StudyConfig, cells_of
 from tierwise.curriculum.study_analysis import (
@@ -43,7 +44,7 @@ def study_report(
     blocks += [
         accuracy_table(found.accuracies),
         comparison_table(found.comparisons),
-        spent_table(cells),
+        spent_table(cells, config.grpo.budget),
     ]
     if rates:
         blocks.append(rate_table(rates))
@@ -177,16 +178,27 @@ def rate_table(rates: Sequence[ArmRate]) -> Table:
     )  # fmt: skip
 
 
-def spent_table(cells: Sequence[CellResult]) -> Table:
-    """Return what each arm spent: equal in completions, not in tokens or seconds."""
+def spent_table(cells: Sequence[CellResult], budget: Budget | None) -> Table:
+    """Return what each arm spent, and what of it is equal."""
+    equal = (
+        "The number of steps of each stage is equal by design; an arm with two stages takes both."
+        if budget is None
+        else f"Equal by design, to within a step: {budget.amount:,.0f} {budget.unit}, both stages "
+        "together. A run that took all its steps first did not reach the budget."
+    )
     return Table(
-        caption="What one training run of each arm took, mean over seeds. Completions are equal by "
-        "design; seconds are wall time of a shared machine.",
-        header=("arm", "samples", "completions", "tokens", "seconds"),
+        caption="What one training run of each arm took, mean over seeds. "
+        f"{equal} Seconds are wall time of a shared machine.",
+        header=(
+            "arm", "pool", "samples drawn", "completions", "tokens sampled", "tokens learned",
+            "seconds", "budget reached",
+        ),
         rows=tuple(
             (
-                arm, f"{spent['num_samples']:.0f}", f"{spent['completions']:.0f}",
-                f"{spent['completion_tokens']:.0f}", f"{spent['seconds']:.1f}",
+                arm, f"{spent['num_samples']:.0f}", f"{spent['num_drawn']:.0f}",
+                f"{spent['completions']:.0f}", f"{spent['completion_tokens']:.0f}",
+                f"{spent['target_tokens']:.0f}", f"{spent['seconds']:.1f}",
+                f"{100 * spent['budget_reached']:.0f} %" if budget is not None else "-",
             )
             for arm, spent in spent_by_arm(cells).items()
         ),

@@ -10,11 +10,11 @@ Resume does not use the trainer's own, which restores no tensor of such models a
 checkpoint, the data set begins at the position reached, and every update draws from a seed made
 of (run seed, update, process), so a stopped run ends with the bits of one never stopped.
 
-Left out, and refused by name: `refill`, `offload`, sharded models. Departures from `loop`, all of
-them TRL's: prompts are not shared among rollouts, the image token is kept out of sampling but not
-out of the probabilities of the loss, the model is in training mode with drop-out modules disabled,
-out of memory is not retried, and a supervised target is whatever the chat template closes an
-assistant's turn with, line break included.
+Left out, and refused by name: `refill`, `budget`, `offload`, sharded models. Departures from
+`loop`, all of them TRL's: prompts are not shared among rollouts, the image token is kept out of
+sampling but not out of the probabilities of the loss, the model is in training mode with drop-out
+modules disabled, out of memory is not retried, and a supervised target is whatever the chat
+template closes an assistant's turn with, line break included.
 
 Source: TRL 1.16, https://huggingface.co/docs/trl/grpo_trainer, https://huggingface.co/docs/trl/sft_trainer.
 """
@@ -89,6 +89,11 @@ def refuse_unsupported(recipe: RecipeConfig) -> None:
         raise ConfigError(
             "grpo.sampling.refill = true is not for backend = trl, which draws no further prompts",
             hint="set it to false, or use backend = tierwise",
+        )
+    if recipe.grpo is not None and recipe.grpo.budget is not None:
+        raise ConfigError(
+            "grpo.budget is not for backend = trl, which counts steps",
+            hint="set grpo.steps alone, or use backend = tierwise",
         )
     if recipe.lora is not None:
         if recipe.grpo is not None and recipe.grpo.objective.kl_weight > 0:
