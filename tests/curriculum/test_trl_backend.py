@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,23 @@ def test_a_step_that_cannot_be_trusted_ends_the_run(
         reinforce(samples, SMALL, tmp_path / "inf", reward=lambda sample, text: float("inf"))
     with pytest.raises(TrainingError, match="no samples"):
         reinforce((), SMALL, tmp_path / "none")
+
+
+def test_a_reward_that_hangs_ends_the_run_and_tensorboard_files_are_written(
+    samples: tuple[Sample, ...], tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboard")
+
+    def hang(sample: Sample, text: str) -> float:
+        time.sleep(5)
+        return 1.0
+
+    hasty = replace(SMALL, reward_timeout_s=0.2)
+    with pytest.raises(TrainingError, match=r"did not come within 0.2 s at step 1") as caught:
+        reinforce(samples, hasty, tmp_path / "hanging", reward=hang)
+    assert "reward_timeout_s" in str(caught.value.hint)
+    reinforce(samples, replace(SMALL, steps=1, tensorboard=True), tmp_path / "board")
+    assert list((tmp_path / "board").glob("*tfevents*"))
 
 
 def test_weights_that_are_no_numbers_end_the_run(

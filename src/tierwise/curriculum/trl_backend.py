@@ -29,6 +29,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ from tierwise.core.extras import require_extra
 from tierwise.core.progress import SILENT, Progress
 from tierwise.curriculum.book import Book, TrainResult, data_hash
 from tierwise.curriculum.checkpoint import TrainState, list_checkpoints, load_checkpoint
+from tierwise.curriculum.deadline import OverdueError, call_within
 from tierwise.curriculum.experience import Reward, take
 from tierwise.curriculum.families import quiet_transformers
 from tierwise.curriculum.grpo import Scale
@@ -251,7 +253,9 @@ def train_grpo(
     state = stage.begin()
     stage.flat_steps = int(state.counters.get("flat_steps", 0))
     stage.max_flat_steps, stage.rows_per_step = config.max_flat_steps, num_prompts
-    tally = stage.tally = _Tally(reward=reward, strata=strata or {})
+    tally = stage.tally = _Tally(
+        reward=reward, strata=strata or {}, timeout_s=config.reward_timeout_s
+    )
 
     def ids_of(step: int) -> list[str]:
         places = range(step * num_prompts, (step + 1) * num_prompts)
@@ -344,15 +348,23 @@ class _Tally:
 
     reward: Reward
     strata: Mapping[str, str]
+    timeout_s: float
     rows: list[tuple[str, float]] = field(default_factory=list)
     error: str | None = None
 
     def judge(self, samples: Sequence[Sample], texts: Sequence[str]) -> list[float | None]:
-        """Return a reward a text; None where there is no verdict."""
+        """Return a reward a text; None where there is no verdict.
+
+        Raises:
+            OverdueError: They did not come in time.
+        """
+        end_s = time.monotonic() + self.timeout_s
         values: list[float | None] = []
         for sample, text in zip(samples, texts, strict=True):
+            call = partial(self.reward, sample, text)
             try:
-                value = float(self.reward(sample, text))
+                left_s = end_s - time.monotonic()
+                value = float(call_within(left_s, call) if self.timeout_s else call())
             except Exception as error:  # a user's function: no verdict is not a wrong answer
                 value, self.error = math.nan, self.error or f"{type(error).__name__}: {error}"
             if math.isinf(value):  # TRL would make it 0 and say nothing
@@ -474,7 +486,7 @@ class _Stage:
         module = self.model.model
         callback = _Scribe(self)
         if self.start < self.steps:
-            with _quiet(), self.progress.task("training with TRL", self.steps) as task:
+            with self.book, _quiet(), self.progress.task("training with TRL", self.steps) as task:
                 task.advance(self.start)
                 callback.advance = task.advance
                 trainer = make(callback)
@@ -492,6 +504,13 @@ class _Stage:
                         f"out of memory at step {callback.step + 1}",
                         hint="set a smaller prompts_per_pass, samples_per_pass or max_new_tokens",
                     ) from error
+                except OverdueError as error:
+                    assert self.tally is not None
+                    raise self.fail(
+                        f"the rewards did not come within {self.tally.timeout_s:g} s",
+                        callback.step,
+                        "mend the reward or raise reward_timeout_s",
+                    ) from error
                 except RuntimeError as error:
                     if "probability tensor contains" not in str(error):
                         raise
@@ -506,13 +525,14 @@ class _Stage:
             resumed_from=self.start, finished=max(callback.step, self.start) == self.steps
         )
 
-    def fail(self, what: str, step: int) -> TrainingError:
+    def fail(self, what: str, step: int, advice: str = "") -> TrainingError:
         """Return the error that ends a run at a step, counted from 0."""
         ids = self.ids_of(step)
         shown = ", ".join(ids[:4]) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
+        kept = f"the last good checkpoint is {self.book.last_checkpoint()}"
         return TrainingError(
             f"{what} at step {step + 1}, samples {shown}",
-            hint=f"the last good checkpoint is {self.book.last_checkpoint()}",
+            hint=f"{advice}; {kept}" if advice else kept,
         )
 
 
