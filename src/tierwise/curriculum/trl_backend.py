@@ -167,7 +167,7 @@ def train_sft(
     with quiet_transformers():
         trl: Any = importlib.import_module("trl")
         args = trl.SFTConfig(
-            **_common(config, folder, seed, rows=config.batch_size),
+            **_common(model, config, folder, seed, rows=config.batch_size),
             max_steps=config.steps, 
             max_length=None, packing=False, completion_only_loss=True,
             train_sampling_strategy="sequential", dataset_kwargs={"skip_prepare_dataset": True},
@@ -233,7 +233,7 @@ def train_grpo(
     with quiet_transformers():
         trl: Any = importlib.import_module("trl")
         args = trl.GRPOConfig(
-            **_common(config, folder, seed, rows=num_rows),
+            **_common(model, config, folder, seed, rows=num_rows),
             max_steps=config.steps * updates, 
             num_generations=sampling.group_size, temperature=sampling.temperature,
             max_completion_length=sampling.max_new_tokens, num_iterations=updates,
@@ -300,11 +300,12 @@ def _refuse_processor(model: LocalModel) -> None:
 
 
 def _common(
-    config: SftConfig | TrainConfig, folder: Path, seed: int, *, rows: int
+    model: LocalModel, config: SftConfig | TrainConfig, folder: Path, seed: int, *, rows: int
 ) -> dict[str, Any]:
     """Return what both trainers are told.
 
     Args:
+        model: Where it is, there it is trained.
         config: The stage.
         folder: The stage's folder; the trainer itself writes nothing there.
         seed: The stage's seed.
@@ -313,7 +314,7 @@ def _common(
     from accelerate import PartialState
 
     passes = num_passes(config)
-    use_cpu = not torch.cuda.is_available()
+    use_cpu = model.device.type == "cpu"
     num_processes = PartialState(cpu=use_cpu).num_processes
     if rows // passes % num_processes:
         raise UsageError(
