@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,13 @@ def _progress(as_json: bool) -> Progress:
 def _row(value: Any) -> dict[str, Any]:
     """Return a report as a JSON object."""
     return dataclasses.asdict(value)
+
+
+def _report(record: Any, wrong: Sequence[object], *, as_json: bool) -> None:
+    """Print what a verb found, and end with 9 if anything is wrong."""
+    print_result(record if isinstance(record, dict) else _row(record), as_json=as_json)
+    if wrong:
+        click.get_current_context().exit(9)
 
 
 @group.command()
@@ -363,9 +370,7 @@ def recall(  # noqa: PLR0917 - click gives them by name
             print_result({"request": archive.prepare(paths)}, as_json=as_json)
             return
         report = archive.recall(paths, progress=_progress(as_json))
-    print_result(_row(report), as_json=as_json)
-    if report.failed:
-        ctx.exit(9)
+    _report(report, report.failed, as_json=as_json)
 
 
 @group.command()
@@ -397,10 +402,7 @@ def requests(
 @click.option("--older-than", help="Only discs not verified for so long, like 180d.")
 @json_option
 @debug_option
-@click.pass_context
-def scrub(
-    ctx: click.Context, root: Path, max_discs: int | None, older_than: str | None, as_json: bool
-) -> None:
+def scrub(root: Path, max_discs: int | None, older_than: str | None, as_json: bool) -> None:
     """Read discs whole and compare their hashes, the longest unread first."""
     from tierwise.core.units import parse_duration
 
@@ -411,54 +413,42 @@ def scrub(
         report = archive.scrub(
             older_than_ns=limit, max_discs=max_discs, progress=_progress(as_json)
         )
-    print_result(_row(report), as_json=as_json)
-    if report.failed:
-        ctx.exit(9)
+    _report(report, report.failed, as_json=as_json)
 
 
 @group.command()
 @_ROOT
 @json_option
 @debug_option
-@click.pass_context
-def repair(ctx: click.Context, root: Path, as_json: bool) -> None:
+def repair(root: Path, as_json: bool) -> None:
     """Make lost and damaged discs anew from their arrays."""
     with _opened(root) as archive:
         report = archive.repair(progress=_progress(as_json))
-    print_result(_row(report), as_json=as_json)
-    if report.beyond:
-        ctx.exit(9)
+    _report(report, report.beyond, as_json=as_json)
 
 
 @group.command()
 @_ROOT
 @json_option
 @debug_option
-@click.pass_context
-def verify(ctx: click.Context, root: Path, as_json: bool) -> None:
+def verify(root: Path, as_json: bool) -> None:
     """Check every buffered file and image, and every disc, against its hash."""
     with _opened(root) as archive:
         report = archive.verify(progress=_progress(as_json))
-    print_result(_row(report), as_json=as_json)
-    if report.problems:
-        ctx.exit(9)
+    _report(report, report.problems, as_json=as_json)
 
 
 @group.command()
 @_ROOT
 @json_option
 @debug_option
-@click.pass_context
-def fsck(ctx: click.Context, root: Path, as_json: bool) -> None:
+def fsck(root: Path, as_json: bool) -> None:
     """Check that catalogue and buffer agree, without reading bytes."""
     with _opened(root) as archive:
         problems = archive.fsck()
-    print_result({"problems": problems if as_json else len(problems)}, as_json=as_json)
-    if not as_json:
-        for problem in problems:
-            click.echo(problem)
-    if problems:
-        ctx.exit(9)
+    for problem in () if as_json else problems:
+        click.echo(problem)
+    _report({"problems": problems if as_json else len(problems)}, problems, as_json=as_json)
 
 
 @group.command()
