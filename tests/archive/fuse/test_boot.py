@@ -16,7 +16,7 @@ from tierwise.archive.fuse import can_mount
 from tierwise.archive.vault import Archive
 
 PAGE = (Path(__file__).parents[3] / "docs" / "fuse.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+BLOCKS: list[str] = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def block(start: str) -> str:
