@@ -67,7 +67,7 @@ def test_trl_loads_and_trains_on_its_layout(
     assert rows["id"] == [sample.id for sample in samples]
     seen: list[str] = []
 
-    def reward(**columns: Any) -> list[float]:
+    def reward(**columns: Any) -> list[float | None]:
         seen.extend(columns["id"])
         return verdict_rewards(**columns)
 

@@ -272,6 +272,7 @@ def test_the_verdicts_are_a_reward_function_of_trl() -> None:
         pytest.approx(10 / 11),
         0.0,
     ]
+    assert verdict_rewards(["[1, 2, 3, 4]"], ["no box"], ["detection"]) == [None]
 
 
 RECIPE = """

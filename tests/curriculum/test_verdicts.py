@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -15,6 +16,7 @@ from tierwise.curriculum.verdicts import (
     iou,
     judge,
     match_boxes,
+    reward,
 )
 
 RIGHT = [
@@ -201,3 +203,8 @@ def test_a_gold_answer_that_cannot_be_read_is_an_error_not_a_wrong_answer() -> N
     found = judge("many", "12", kind=AnswerKind.NUMBER)
     assert (found.verdict, found.error) == (Verdict.ERROR, "gold_unreadable")
     assert judge("no box", "[1, 2, 3, 4]", task="detection").error == "gold_unreadable"
+
+
+def test_what_has_no_verdict_is_no_reward() -> None:
+    assert math.isnan(reward("no box", "[1, 2, 3, 4]", task="detection"))
+    assert (reward("12", "12"), reward("12", "13")) == (1.0, 0.0)

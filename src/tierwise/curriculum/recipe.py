@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +51,7 @@ from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.samples import Sample, read_samples, sample_of_plain_row
 from tierwise.curriculum.sft import SftConfig, read_targets, train_sft
 from tierwise.curriculum.training_figures import training_section
-from tierwise.curriculum.verdicts import Verdict, judge
+from tierwise.curriculum.verdicts import reward
 
 _TINY = "tiny"
 
@@ -313,12 +312,8 @@ def _trainers(
 
 
 def judged(sample: Sample, text: str) -> float:
-    """Return the score of an answer by the sample's task: what a stage maximises by default.
-
-    It is NaN where there is no verdict (a right answer that cannot be read, a checker that hangs).
-    """
-    found = judge(sample.answer, text, task=sample.task)
-    return math.nan if found.verdict is Verdict.ERROR else found.score
+    """Return the score of an answer by the sample's task: what a stage maximises by default."""
+    return reward(sample.answer, text, task=sample.task)
 
 
 def is_first_process() -> bool:

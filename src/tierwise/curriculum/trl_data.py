@@ -12,6 +12,7 @@ https://huggingface.co/docs/trl.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,8 +27,10 @@ def verdict_rewards(
     solution: Sequence[str],
     task: Sequence[str] | None = None,
     **columns: object,
-) -> list[float]:
+) -> list[float | None]:
     """Return the reward of each completion, as `GRPOTrainer(reward_funcs=...)` wants it.
+
+    None, which TRL leaves out of the group, stands for a completion without a verdict.
 
     The columns are those that `tierwise curriculum select --layout trl` writes.
 
@@ -41,10 +44,11 @@ def verdict_rewards(
     [1.0, 0.0]
     """
     tasks = task if task is not None else [""] * len(solution)
-    return [
+    scores = [
         verdict_reward(gold, text_of(completion), task=kind or "")
         for completion, gold, kind in zip(completions, solution, tasks, strict=True)
     ]
+    return [None if math.isnan(score) else score for score in scores]
 
 
 def text_of(completion: Any) -> str:

@@ -7,6 +7,7 @@ boxes and OCR, which are graded. Left out: judge models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -92,8 +93,13 @@ def judge(
 
 
 def reward(gold: str, completion: str, *, task: str = "") -> float:
-    """Return the judgement's score: what a trainer maximises."""
-    return judge(gold, completion, task=task).score
+    """Return the judgement's score: what a trainer maximises.
+
+    It is NaN where there is no verdict (a right answer that cannot be read, a checker that hangs):
+    that is not a wrong answer.
+    """
+    found = judge(gold, completion, task=task)
+    return math.nan if found.verdict is Verdict.ERROR else found.score
 
 
 def _exact(target: object, found: object, extracted: str, kind: AnswerKind) -> Judgement:

@@ -37,9 +37,9 @@ from tierwise.curriculum.loop import (
     train_grpo,
 )
 from tierwise.curriculum.models import LocalModel
+from tierwise.curriculum.recipe import judged
 from tierwise.curriculum.samples import Sample, read_samples
 from tierwise.curriculum.tiny.build import tiny_model_path
-from tierwise.curriculum.verdicts import reward
 from tierwise.offload import OffloadAdamW, Trace, fingerprint
 from tierwise.offload.trace import (
     draw_timeline,
@@ -50,11 +50,6 @@ from tierwise.offload.trace import (
 
 MAX_NEW_TOKENS = 8  # the longest answer of the tiny tasks, "3 + 5 = 8" and its end
 WEIGHT_DECAY = 1e-2  # AdamW's default in torch
-
-
-def verdict(sample: Sample, text: str) -> float:
-    """Return 1 for a right answer and 0 for a wrong one."""
-    return reward(sample.answer, text, task=sample.task)
 
 
 def run_training(context: StepContext, settings: DemoSettings) -> None:
@@ -83,7 +78,7 @@ def _examine(
     scores = evaluate(
         LocalModel.load(model_folder),
         read_samples(held_out).samples,
-        verdict,
+        judged,
         EvalConfig(num_draws=settings.training.num_draws, max_new_tokens=MAX_NEW_TOKENS),
         seed=settings.seed,
         progress=context.progress,
@@ -170,7 +165,7 @@ def _train(
         config,
         folder=context.folder / name,
         seed=settings.seed,
-        reward=verdict,
+        reward=judged,
         strata=strata,
         progress=context.progress,
     )
