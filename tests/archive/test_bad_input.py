@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -430,3 +431,25 @@ def test_a_percent_sign_in_a_bag_is_encoded_as_the_rfc_says(
     # bagit-python 1.9 does not decode %25 and calls such a bag incomplete (RFC 8493, 2.1.3)
     bag = bag_of(make_archive(), ["100%"], tmp_path / "bag")
     assert (bag / "manifest-sha256.txt").read_text().endswith("  data/100%25\n")
+
+
+def test_a_full_disk_under_the_library_wastes_no_blanks(
+    make_archive: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = make_archive()
+    archive.files.write_file("f", b"f" * 5000)
+    archive.seal(partial=True)
+    tries = []
+
+    def full(image: Path, disc: Path, limit: int) -> int:
+        tries.append(disc)
+        disc.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tierwise.archive.library._burn_file", full)
+        with pytest.raises(OSError, match="No space left"):
+            archive.burn(partial=True)
+    assert len(tries) == 1
+    archive.burn(partial=True)
+    assert archive.verify().problems == ()

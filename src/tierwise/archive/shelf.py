@@ -7,6 +7,7 @@ library does to serve a request (robot, drives, virtual time); that is `library`
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -123,6 +124,8 @@ class Shelf:
             try:
                 self.library.burn(slot, image)
             except (StateError, OSError) as error:
+                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                    raise  # the disc of a file in a full folder; other blanks would fare no better
                 state = self.library.states().get(slot, DiscState.BLANK)
                 if state is DiscState.SPOILED:
                     return slot, str(error)
