@@ -1,9 +1,9 @@
 """A model -> its blocks in forward order: the units in which work is handed to the host.
 
-A block is one layer of a stack (a child of a ModuleList or Sequential) or whatever stands beside
-the stacks (embedding, final norm, head). The registration order stands for the forward order
-until the first forward shows the true one. A tied parameter belongs to the first block that has
-it, which is also the one that needs it first.
+A block is one layer of a stack (a child of a ModuleList or Sequential), a module compiled on its
+own, or whatever stands beside the stacks (embedding, final norm, head). The registration order
+stands for the forward order until the first forward shows the true one. A tied parameter belongs
+to the first block that has it, which is also the one that needs it first.
 
 Left out: tracing the graph, and models whose order changes from step to step (the order is a
 matter of speed, never of bits).
@@ -56,7 +56,8 @@ def _walk(module: nn.Module, name: str, total: int) -> Iterator[tuple[str, nn.Mo
     children = dict(module.named_children())
     for key, child in children.items():
         path = f"{name}.{key}" if name else key
-        if _has_stack(child) and not _is_layer(module, child, total):
+        whole = _is_compiled(child) or _is_layer(module, child, total)
+        if _has_stack(child) and not whole:
             yield from _walk(child, path, total)
         else:
             yield path, child, True
@@ -65,6 +66,11 @@ def _walk(module: nn.Module, name: str, total: int) -> Iterator[tuple[str, nn.Mo
 def _is_layer(parent: nn.Module, child: nn.Module, total: int) -> bool:
     """Say whether a child of a stack is one block, though it has stacks of its own (experts)."""
     return isinstance(parent, _STACKS) and 4 * sum(p.numel() for p in child.parameters()) <= total
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Say whether calls of a module go through torch.compile, without importing the compiler."""
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
 def _has_stack(module: nn.Module) -> bool:
