@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import itertools
 import logging
 import threading
 import weakref
@@ -115,33 +116,42 @@ def test_schedulers_drive_it() -> None:
     assert run(OffloadAdamW) == run(torch.optim.AdamW, fused=True)
 
 
-def test_grad_scaler_skips_and_unscales() -> None:
-    def run(offloaded: bool) -> tuple[str, float]:
+@pytest.mark.parametrize("mode", ["speculate", "defer"])
+def test_grad_scaler_skips_and_unscales(mode: Any) -> None:
+    def run(offloaded: bool) -> tuple[str, str, list[dict[str, Any]]]:
         torch.manual_seed(0)
         model = Gpt()
         optimizer: torch.optim.Optimizer = (
-            OffloadAdamW(model, 1e-2, max_grad_norm=2.0, mode="speculate")
+            OffloadAdamW(model, 1e-2, max_grad_norm=2.0, mode=mode)
             if offloaded
             else torch.optim.AdamW(model.parameters(), 1e-2, fused=True)
         )
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=3)
+        seen = []
         for step in range(12):
             scaler.scale(gpt_loss(model, step)).backward()  # type: ignore[no-untyped-call]
-            if step == 6:
+            if step in (5, 6, 10):  # 6 and 10 are left to step()
                 first = next(model.parameters()).grad
                 assert first is not None
-                first[0, 0] = float("inf")
+                first[0, 0] = float("inf" if step < 10 else "nan")
             if not offloaded or step % 2:  # ours may leave it to step()
                 scaler.unscale_(optimizer)
             if not offloaded:
                 nn.utils.clip_grad_norm_(model.parameters(), 2.0)
             scaler.step(optimizer)
             scaler.update()
+            seen.append(scaler.state_dict())
             optimizer.zero_grad()
-        return fingerprint(model), scaler.get_scale()
+        if isinstance(optimizer, OffloadAdamW):
+            assert (optimizer.counts.steps, optimizer.counts.skipped) == (9, 3)
+        return fingerprint(model), fingerprint(optimizer.state_dict()["state"]), seen
 
     # torch's own fused AdamW would unscale inside its kernel; here it is unscaled before
-    assert run(True) == run(False)
+    ours, theirs = run(True), run(False)
+    assert ours == theirs
+    scales = [state["scale"] for state in theirs[2]]
+    assert any(after > before for before, after in itertools.pairwise(scales))
+    assert any(after < before for before, after in itertools.pairwise(scales))
 
 
 def test_weights_loaded_after_construction_are_the_ones_trained() -> None:
@@ -304,6 +314,12 @@ def test_writing_a_gradient_that_is_still_being_read_is_an_error() -> None:
     ours.close()
 
 
+def flat_parameter() -> nn.Parameter:
+    param = nn.Parameter(torch.zeros(3))
+    param._fsdp_flattened = True  # type: ignore[attr-defined] # as FSDP 1 marks its own
+    return param
+
+
 BAD_CALLS: dict[str, tuple[Any, str]] = {
     "lr": (lambda: OffloadAdamW(Gpt(), -1.0), "lr -1.0 is negative"),
     "betas": (lambda: OffloadAdamW(Gpt(), betas=(1.0, 0.9)), "betas"),
@@ -322,6 +338,7 @@ BAD_CALLS: dict[str, tuple[Any, str]] = {
         lambda: OffloadAdamW([nn.Parameter(torch.zeros(4, 4)[:, :2])]),
         "a view with gaps",
     ),
+    "fsdp": (lambda: OffloadAdamW([flat_parameter()]), "piece of FSDP's flat parameter"),
     "empty": (lambda: OffloadAdamW([]), "empty parameter list"),
     "memory": (lambda: OffloadAdamW(Gpt(), host_budget_bytes=1000), "more than there is"),
 }

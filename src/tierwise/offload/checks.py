@@ -43,6 +43,13 @@ def check_parameter(param: nn.Parameter, name: str) -> None:
     Raises:
         UsageError: Its type or layout is not supported.
     """
+    kind = type(param.data)
+    if kind is not Tensor or getattr(param, "_fsdp_flattened", False):
+        shown = kind.__name__ if kind is not Tensor else "piece of FSDP's flat parameter"
+        raise UsageError(
+            f"{name} is a {shown}; OffloadAdamW updates whole plain tensors of one process",
+            hint="use DistributedDataParallel, or torch.optim.AdamW with FSDP's CPU offload",
+        )
     if param.is_complex():
         raise UsageError(f"{name} is complex; OffloadAdamW updates real parameters")
     if param.layout != torch.strided:

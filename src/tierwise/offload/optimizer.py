@@ -443,7 +443,7 @@ class OffloadAdamW(Optimizer):
 
     def _speculates(self) -> bool:
         """Decide on proposals for the next step."""
-        self._shadow.final_when_ready = not self._scaled and not _is_distributed()
+        self._shadow.final_when_ready = not self._scaled
         if self.mode == "auto" and self._clipped:
             return 2 * sum(self._clipped) < len(self._clipped)
         return self.mode in ("auto", "speculate")
@@ -569,12 +569,6 @@ class OffloadAdamW(Optimizer):
                 slot.master[slot.bank].copy_(entry["master"])
                 slot.param_seen = slot.stamp()
         self.state[param] = state_of(slot)
-
-
-def _is_distributed() -> bool:
-    """Say whether gradients will be averaged over processes after they are ready."""
-    group = torch.distributed
-    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
 
 
 def _close(queue: UpdateQueue, handles: list[Any]) -> None:

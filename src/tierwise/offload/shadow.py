@@ -197,7 +197,7 @@ class Shadow:
         self.wanted = False  # make proposals in this step's final backward
         self.accumulating = False
         self.ask_last: Callable[[], bool] | None = None  # somebody who knows
-        self.final_when_ready = True  # else somebody scales or reduces gradients afterwards
+        self.final_when_ready = True  # else somebody scales gradients afterwards
         self.want_norms, self.norm_limit = want_norms, norm_limit
         self.rounds = 0  # backwards since the last step
         self.stopped = False  # this backward is over the norm
@@ -246,7 +246,7 @@ class Shadow:
             last = self.ask_last()
         else:
             last = self._told or self.rounds >= self._expected_rounds
-        return self.final_when_ready and not self.accumulating and last
+        return self.final_when_ready and not self.accumulating and last and not _is_distributed()
 
     def flush(self) -> None:
         """Hand over the gradients collected so far."""
@@ -321,6 +321,12 @@ class Shadow:
         """Begin a new step; the number of backwards it took is expected again."""
         self._expected_rounds = max(1, self.rounds)
         self.rounds = 0
+
+
+def _is_distributed() -> bool:
+    """Say whether gradients will be averaged over processes after they are ready."""
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
 
 
 def bring_to_host(lane: Lane, slots: Sequence[Slot]) -> tuple[list[tuple[Slot, Tensor]], Wait]:
