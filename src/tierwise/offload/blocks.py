@@ -11,7 +11,7 @@ matter of speed, never of bits).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -34,6 +34,16 @@ class Block:
     module: nn.Module | None
     parameters: list[nn.Parameter] = field(default_factory=list)
     rank: int = 0
+
+
+def blocks_of(model: nn.Module | None, parameters: Sequence[nn.Parameter]) -> list[Block]:
+    """Return the model's blocks, then blocks for those of `parameters` that it does not have."""
+    blocks = split_blocks(model) if model is not None else []
+    inside = {p for block in blocks for p in block.parameters}
+    outside = single_blocks([p for p in parameters if p not in inside])
+    for block in outside:
+        block.rank += len(blocks)
+    return blocks + outside
 
 
 def split_blocks(model: nn.Module) -> list[Block]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tierwise.core.errors import DataError
@@ -48,3 +49,24 @@ def check_state(
                 f"the state is of another model: parameter {index} is {shape}, "
                 f"here {tuple(param.shape)}"
             )
+
+
+def clear_slot(slot: Slot) -> None:
+    """Take a slot back to the state before its first step; its weights stay."""
+    slot.forget()
+    slot.hits, slot.step = 0, 0
+    slot.step_tensor.zero_()
+    slot.m[slot.bank].zero_()
+    slot.v[slot.bank].zero_()
+
+
+@torch.no_grad()
+def fill_slot(slot: Slot, entry: dict[str, Any]) -> None:
+    """Take over torch's entry for one parameter; without `master`, the weights stay."""
+    slot.step = int(entry["step"])
+    slot.step_tensor.fill_(slot.step)
+    slot.m[slot.bank].copy_(entry["exp_avg"])
+    slot.v[slot.bank].copy_(entry["exp_avg_sq"])
+    if slot.master and "master" in entry:
+        slot.master[slot.bank].copy_(entry["master"])
+        slot.param_seen = slot.stamp()

@@ -13,16 +13,20 @@ fp32 parameters whose memory the host shares are their own master. Left out: fp1
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tierwise.core.errors import UsageError
 from tierwise.offload.blocks import Block
 from tierwise.offload.kernel import ALIGNMENT
 from tierwise.offload.lane import Lane, Wait
 from tierwise.offload.queue import Ticket
+
+logger = logging.getLogger("tierwise.offload")
 
 Row = tuple[int, ...]
 BYTES_UPDATED = 28  # read g, p, m, v and write p, m, v in fp32; the bf16 pass moves as much
@@ -201,6 +205,34 @@ def laid_out_like(grad: Tensor, param: Tensor) -> Tensor:
     if grad.stride() == param.stride():
         return grad
     return torch.empty_like(param, dtype=grad.dtype, device=grad.device).copy_(grad)
+
+
+def room_for_shadows(params: Sequence[nn.Parameter], *, direct: bool, budget: int | None) -> bool:
+    """Say whether shadow state fits into host memory; log a warning if it does not.
+
+    Args:
+        params: What state is for.
+        direct: The host may write the parameters themselves.
+        budget: Bytes; None: what is free.
+
+    Raises:
+        UsageError: There is not even room for the state itself.
+    """
+    needed = host_bytes(params, shadow=True, direct=direct)
+    least = host_bytes(params, shadow=False, direct=direct)
+    room = free_bytes() if budget is None else budget
+    if room is None or needed <= room:
+        return True
+    if least > room:
+        raise UsageError(
+            f"the optimizer state takes {least} bytes of host memory, {least - room} more "
+            "than there is"
+        )
+    logger.warning(
+        "host memory is short of %d bytes for shadow state: updates wait for the norm",
+        needed - room,
+    )
+    return False
 
 
 def free_bytes() -> int | None:

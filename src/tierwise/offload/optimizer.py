@@ -36,18 +36,13 @@ from torch.optim import Optimizer
 
 from tierwise.core.errors import TrainingError, UsageError
 from tierwise.offload import kernel
-from tierwise.offload.blocks import Block, single_blocks, split_blocks
-from tierwise.offload.checkpoint import check_state, state_of
+from tierwise.offload.blocks import Block, blocks_of
+from tierwise.offload.checkpoint import check_state, clear_slot, fill_slot, state_of
 from tierwise.offload.checks import check_arguments, check_parameter
 from tierwise.offload.clip import clip_coefficient, clip_order, gradient_norms, unscale
 from tierwise.offload.delivery import Delivery
 from tierwise.offload.lane import choose_lane
-from tierwise.offload.memory import (
-    Slot,
-    allocate_state,
-    free_bytes,
-    host_bytes,
-)
+from tierwise.offload.memory import Slot, allocate_state, room_for_shadows
 from tierwise.offload.queue import UpdateQueue
 from tierwise.offload.resident import allocate_resident, update_resident
 from tierwise.offload.shadow import Shadow, Updater, numbers_for
@@ -212,7 +207,7 @@ class OffloadAdamW(Optimizer):
         for number, param in enumerate(params):
             check_parameter(param, f"parameter {number} {tuple(param.shape)}")
         new, added = set(params), []
-        for block in self._blocks(params):
+        for block in blocks_of(self._model, params):
             slots = [Slot(p, groups[p], block) for p in block.parameters if p in new]
             for slot in slots:
                 slot.resident = slot.elements <= self._resident_left
@@ -227,33 +222,10 @@ class OffloadAdamW(Optimizer):
             self._slots[slot.param] = slot
             self._handles.append(watch_gradient(slot, self._shadow))
 
-    def _blocks(self, params: Sequence[nn.Parameter]) -> list[Block]:
-        blocks = split_blocks(self._model) if self._model is not None else []
-        inside = {p for block in blocks for p in block.parameters}
-        outside = single_blocks([p for p in params if p not in inside])
-        for block in outside:
-            block.rank += len(blocks)
-        return blocks + outside
-
     def _room_for_shadows(self, params: Sequence[nn.Parameter]) -> bool:
         if self.mode not in ("auto", "speculate"):
             return False
-        direct = self._lane.shares_memory
-        needed = host_bytes(params, shadow=True, direct=direct)
-        least = host_bytes(params, shadow=False, direct=direct)
-        budget = free_bytes() if self._budget is None else self._budget
-        if budget is None or needed <= budget:
-            return True
-        if least > budget:
-            raise UsageError(
-                f"the optimizer state takes {least} bytes of host memory, {least - budget} more "
-                "than there is"
-            )
-        logger.warning(
-            "host memory is short of %d bytes for shadow state: updates wait for the norm",
-            needed - budget,
-        )
-        return False
+        return room_for_shadows(params, direct=self._lane.shares_memory, budget=self._budget)
 
     def _before_forward(self, block: Block) -> None:
         """Make a block's forward wait for its weights."""
@@ -543,32 +515,17 @@ class OffloadAdamW(Optimizer):
         check_state(state, groups, [len(g["params"]) for g in self.param_groups], params)
         super().load_state_dict({"state": {}, "param_groups": groups})
         for slot in self._slots.values():
-            slot.forget()
-            slot.hits, slot.step = 0, 0
-            slot.step_tensor.zero_()
-            slot.m[slot.bank].zero_()
-            slot.v[slot.bank].zero_()
+            clear_slot(slot)
         indices = [index for group in groups for index in group["params"]]
         for index, param in zip(indices, params, strict=True):
             if index in state:
-                self._load_slot(param, state[index])
+                if param not in self._slots:
+                    self._adopt([param])
+                fill_slot(self._slots[param], state[index])
+                self.state[param] = state_of(self._slots[param])
         owners = {p: group for group in self.param_groups for p in group["params"]}
         for slot in self._slots.values():
             slot.group = owners[slot.param]
-
-    def _load_slot(self, param: nn.Parameter, entry: dict[str, Any]) -> None:
-        if param not in self._slots:
-            self._adopt([param])
-        slot = self._slots[param]
-        slot.step = int(entry["step"])
-        slot.step_tensor.fill_(slot.step)
-        with torch.no_grad():
-            slot.m[slot.bank].copy_(entry["exp_avg"])
-            slot.v[slot.bank].copy_(entry["exp_avg_sq"])
-            if slot.master and "master" in entry:
-                slot.master[slot.bank].copy_(entry["master"])
-                slot.param_seen = slot.stamp()
-        self.state[param] = state_of(slot)
 
 
 def _close(queue: UpdateQueue, handles: list[Any]) -> None:
