@@ -59,6 +59,16 @@ def test_pictures_in_folders_named_by_label(tmp_path: Path) -> None:
         read_any(tmp_path / "moved")
 
 
+def test_a_circle_of_links_is_one_bad_picture(tmp_path: Path) -> None:
+    picture(tmp_path / "pets" / "cat" / "1.png", 1)
+    (tmp_path / "pets" / "cat" / "2.png").symlink_to("2.png")
+    good, bad = read_any(tmp_path / "pets", question="what is it ?").samples
+    assert red_of(good.images[0]) == 1
+    with pytest.raises(BadImageError) as caught:
+        load_image(bad.images[0])
+    assert caught.value.fault is ImageFault.MISSING
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_metadata_beside_pictures(tmp_path: Path, kind: str) -> None:
     for number in range(3):

@@ -43,6 +43,18 @@ def test_what_is_written_in_a_layout_is_read_back(
         ]
 
 
+@pytest.mark.parametrize("layout", list(Layout))
+def test_a_row_whose_picture_is_a_circle_of_links_is_written_like_any(
+    plain_sample: Sample, tmp_path: Path, layout: Layout
+) -> None:
+    """`Path.resolve` raises RuntimeError there; the row erred when it was scored, no more."""
+    (tmp_path / "circle.png").symlink_to("circle.png")
+    bad = replace(plain_sample, id="bad", images=(tmp_path / "circle.png",))
+    path = tmp_path / name_for(layout)
+    write_any([plain_sample, bad], path, layout)
+    assert [one.id for one in read_any(path).samples] == ["white", "bad"]
+
+
 def written(sample: Sample, layout: Layout, folder: Path) -> dict[str, Any]:
     path = folder / name_for(layout)
     write_any([sample], path, layout)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import struct
 import zlib
@@ -14,6 +15,7 @@ from tierwise.core.errors import DataError, MissingFileError
 from tierwise.curriculum.samples import (
     BadImageError,
     ImageFault,
+    image_digest,
     load_image,
     make_sample,
     read_samples,
@@ -47,6 +49,16 @@ def test_a_row_becomes_a_sample_with_paths_beside_its_file(write_rows: Writer) -
         ),
         ('{"question": "<image>", "answer": "1", "images": ["good.png"]}', "question is empty"),
         ('{"id": true, "question": "q", "answer": "1"}', "id is neither"),
+        ('{"question": "q", "answer": NaN}', "answer is not text"),
+        ('{"question": "q", "answer": 1e999}', "answer is not text"),
+        ('{"question": "q", "answer": ' + "9" * 5000 + "}", "not JSON"),
+        ('{"question": "q", "answer": "1", "x": ' + "[" * 100_000 + "}", "not JSON: nested"),
+        ('{"question": "\\ud800 q", "answer": "1"}', "not UTF-8 text"),
+        ('{"question": "q", "answer": "\\udcff"}', "not UTF-8 text"),
+        ('{"id": "\\ud800", "question": "q", "answer": "1"}', "not UTF-8 text"),
+        ('{"task": "\\ud800", "question": "q", "answer": "1"}', "not UTF-8 text"),
+        ('{"question": "q", "answer": "1", "images": ["\\ud800.png"]}', "not UTF-8 text"),
+        ('{"question": "q", "answer": "1", "images": ["a\\u0000.png"]}', "no file name"),
         (GOOD, "id 'a' was used before"),
     ],
 )
@@ -66,6 +78,12 @@ def test_bytes_that_are_not_utf8_are_a_bad_row(write_rows: Writer) -> None:
     path = write_rows([GOOD])
     path.write_bytes(path.read_bytes() + b'{"question": "\xff", "answer": "1"}\n')
     assert [row.reason for row in read_samples(path, skip_bad=True).skipped] == ["not UTF-8 text"]
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_row(write_rows: Writer) -> None:
+    path = write_rows([GOOD])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_samples(path).samples[0].id == "a"
 
 
 def test_a_file_without_a_usable_row_and_a_missing_file(write_rows: Writer) -> None:
@@ -134,6 +152,32 @@ def test_each_bad_picture_has_its_class(fault: ImageFault, tmp_path: Path) -> No
         load_image(_bad_picture(fault, tmp_path / "picture"))
     assert caught.value.fault is fault
     assert pickle.loads(pickle.dumps(caught.value)).fault is fault
+
+
+def test_a_picture_cut_anywhere_is_a_bad_picture(tmp_path: Path) -> None:
+    """Pillow decodes a PNG, and may fail, as soon as it is asked for EXIF or frames."""
+    plain = Image.fromarray(np.arange(48 * 48 * 3, dtype=np.uint8).reshape(48, 48, 3))
+    for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP"):
+        whole = tmp_path / "whole"
+        plain.save(whole, format=kind)
+        data = whole.read_bytes()
+        for length in (*range(1, 200, 7), len(data) // 2):
+            (tmp_path / "cut").write_bytes(data[:length])
+            with pytest.raises(BadImageError) as caught:
+                load_image(tmp_path / "cut")
+            assert caught.value.fault in (ImageFault.TRUNCATED, ImageFault.UNREADABLE)
+
+
+def test_what_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
+    """Opening a pipe would wait for ever for somebody to write into it."""
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "circle.png").symlink_to("circle.png")
+    for name in ("pipe.png", "folder.png", "circle.png", "x" * 300 + ".png"):
+        assert image_digest(tmp_path / name) == f"unreadable:{name}"
+        with pytest.raises(BadImageError) as caught:
+            load_image(tmp_path / name)
+        assert caught.value.fault in (ImageFault.UNREADABLE, ImageFault.MISSING)
 
 
 def test_sixteen_bit_colour_is_refused_too(tmp_path: Path) -> None:

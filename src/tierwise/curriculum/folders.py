@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -158,7 +159,7 @@ def inside(root: Path, folder: Path, name: object) -> Path:
     if not isinstance(name, str) or not name or "\0" in name:
         raise DataError("a picture has no file name")
     path = folder / name
-    if not path.resolve().is_relative_to(root.resolve()):
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
         raise DataError(f"{name} leads out of {root}", hint="copy the picture into the folder")
     return path
 

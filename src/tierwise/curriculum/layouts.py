@@ -20,6 +20,7 @@ TRL "Dataset formats and types", hiyouga/EasyR1 README, verl "Prepare data for p
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -197,7 +198,10 @@ def write_any(samples: Sequence[Sample], path: Path, layout: Layout) -> None:
         raise UsageError(f"{path.name} does not fit {layout.value}, which is Parquet only for verl")
     rows = [
         _row(
-            sample, [str(file_of(image, path).resolve()) for image in sample.images], number, layout
+            sample,
+            [os.path.realpath(file_of(image, path)) for image in sample.images],
+            number,
+            layout,
         )
         for number, sample in enumerate(samples)
     ]

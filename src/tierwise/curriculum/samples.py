@@ -15,6 +15,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -178,7 +180,7 @@ def lines_of(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (place, line) of the lines that are not blank; bytes that are not UTF-8 are kept."""
     if not path.is_file():
         raise MissingFileError(f"no file {path}")
-    with path.open(encoding="utf-8", errors="surrogateescape") as stream:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as stream:
         for number, line in enumerate(stream, start=1):
             if line.strip():
                 yield f"{path}:{number}", line
@@ -197,6 +199,10 @@ def object_of_line(line: str) -> Mapping[str, Any]:
         raise DataError("not UTF-8 text") from error
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON: {error.msg}") from error
+    except ValueError as error:
+        raise DataError("not JSON that can be read: a number is too long") from error
+    except RecursionError as error:
+        raise DataError("not JSON: nested too deep") from error
     if not isinstance(row, dict):
         raise DataError("not a JSON object")
     return row
@@ -223,6 +229,8 @@ def text_field(row: Mapping[str, Any], *names: str) -> str:
             value = row[name]
             if isinstance(value, bool) or not isinstance(value, str | int | float):
                 raise DataError(f"{name} is not text")
+            if isinstance(value, float) and not math.isfinite(value):  # a table's empty cell
+                raise DataError(f"{name} is not text")
             if not str(value).strip():
                 raise DataError(f"{name} is empty")
             return str(value)
@@ -245,6 +253,8 @@ def image_paths(value: Any, folder: Path) -> tuple[Picture, ...]:
         name = item.get("path") if isinstance(item, Mapping) else item
         if not isinstance(name, str) or not name:
             raise DataError("images is not a list of paths")
+        if "\0" in name:
+            raise DataError("a picture has no file name")
         paths.append(folder / name)
     return tuple(paths)
 
@@ -261,8 +271,8 @@ def make_sample(
     """Return a checked sample; without a given id it is the hash of all the sample holds.
 
     Raises:
-        DataError: The number of `<image>` tags is neither 0 nor the number of pictures, or the id
-            is not text or a number.
+        DataError: The number of `<image>` tags is neither 0 nor the number of pictures, the id is
+            not text or a number, or some text or name is not UTF-8.
     """
     num_tags = question.count(IMAGE_TAG)
     if num_tags not in (0, len(images)):
@@ -272,6 +282,7 @@ def make_sample(
     if given_id is not None and (isinstance(given_id, bool) or not isinstance(given_id, str | int)):
         raise DataError("id is neither text nor a whole number")
     identity = str(given_id) if given_id not in (None, "") else ""
+    _refuse_other_text(question, answer, identity, task, source, *map(str, images))
     return Sample(
         id=identity or content_hash(question, answer, images),
         question=question,
@@ -280,6 +291,15 @@ def make_sample(
         task=task,
         source=source,
     )
+
+
+def _refuse_other_text(*texts: str) -> None:
+    """Refuse half of a surrogate pair, which JSON can hold and no file, log or table can."""
+    try:
+        for text in texts:
+            text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError("not UTF-8 text") from error
 
 
 def content_hash(question: str, answer: str, images: Sequence[Picture]) -> str:
@@ -296,9 +316,11 @@ def image_digest(path: Picture) -> str:
     try:
         if isinstance(path, StoredImage):
             return hashlib.sha256(path.read_bytes()).hexdigest()
-        return hash_file(path)
+        if path.is_file():  # a pipe would make the reader wait
+            return hash_file(path)
     except OSError:
-        return f"unreadable:{path.name}"
+        pass
+    return f"unreadable:{path.name}"
 
 
 def load_image(path: Picture) -> Image.Image:
@@ -324,9 +346,11 @@ def load_image(path: Picture) -> Image.Image:
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
         raise BadImageError(f"{path} is not an image", fault=ImageFault.UNREADABLE) from error
     with picture:
-        _refuse_unusual(picture, path)
         try:
+            _refuse_unusual(picture, path)  # which may decode it already
             picture.load()
+        except BadImageError:
+            raise
         except (OSError, SyntaxError, ValueError, EOFError) as error:
             raise BadImageError(
                 f"{path} is cut short or damaged", fault=ImageFault.TRUNCATED
@@ -337,7 +361,13 @@ def load_image(path: Picture) -> Image.Image:
 def _source(path: Picture) -> Path | io.BytesIO:
     """Return what Pillow is to open."""
     if isinstance(path, Path):
-        if path.is_file() and path.stat().st_size == 0:
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise BadImageError(f"no image {path}", fault=ImageFault.MISSING) from error
+        if not stat.S_ISREG(found.st_mode):
+            raise BadImageError(f"{path} is no file", fault=ImageFault.UNREADABLE)
+        if found.st_size == 0:
             raise BadImageError(f"{path} has no bytes", fault=ImageFault.EMPTY)
         return path
     try:

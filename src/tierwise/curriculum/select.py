@@ -166,4 +166,4 @@ def write_selection(selection: Selection, path: Path) -> None:
 
 
 def _relative(image: Path, folder: Path) -> str:
-    return Path(os.path.relpath(image.resolve(), folder.resolve())).as_posix()
+    return Path(os.path.relpath(os.path.realpath(image), os.path.realpath(folder))).as_posix()
