@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -164,3 +167,35 @@ def test_audit_reward(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "raises" in text
     assert run(["curriculum", "audit-reward", str(data), "--reward", "nowhere:reward"]) == 2
     assert "no callable 'nowhere:reward'" in capsys.readouterr().err
+
+
+def test_a_reward_lies_in_the_folder_where_the_command_is_given(data: Path, tmp_path: Path) -> None:
+    """As the installed command runs: it does not have that folder on its path by itself."""
+    (tmp_path / "my_module.py").write_text(
+        "def my_reward(gold, completion, task):\n"
+        "    return float('nan') if gold == '3' else float(gold in completion)\n"
+    )
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name\n")
+    tierwise = str(Path(sys.executable).with_name("tierwise"))
+    command = [tierwise, "curriculum", "audit-reward", str(data)]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+
+    def audit(reward: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, "--json", "--reward", reward],
+            cwd=tmp_path, env=env, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    done = audit("my_module:my_reward")
+    assert (done.returncode, done.stderr) == (0, "")
+    kinds = {one["kind"]: one["score"] for one in json.loads(done.stdout)["examples"]}
+    assert kinds["wrong scored right"] == 1.0
+    assert kinds["gives no score"] is None
+    for reward, reason in (
+        ("my_module:no_reward", "no attribute 'no_reward'"),
+        ("broken:reward", "nothing_of_this_name"),
+        ("my_module", "no callable 'my_module'"),
+    ):
+        done = audit(reward)
+        assert done.returncode == 2
+        assert reason in json.loads(done.stderr)["error"]

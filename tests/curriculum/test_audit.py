@@ -19,7 +19,7 @@ from tierwise.curriculum.audit import (
     load_reward,
     probes_of,
 )
-from tierwise.curriculum.samples import SampleSet
+from tierwise.curriculum.samples import Sample, SampleSet
 from tierwise.curriculum.verdicts import iou, reward
 
 
@@ -182,6 +182,55 @@ def test_a_reward_that_raises_or_says_nothing_is_a_finding() -> None:
     found = audited(silent)
     assert {one.error for one in found.findings} == {"None"}
     assert {one.kind for one in found.findings} == {"gives no score"}
+
+
+GOLDS = [
+    "50%",
+    "100%",
+    "3.14",
+    "-4",
+    "x^2+1",
+    "True",
+    "A,C",
+    "A,B,C,D",
+    "A,B,C,D,E,F,G,H,I,J",
+    "(B)",
+    "a",
+    "C)",
+    "\\pi",
+    "1/3",
+    "12°",
+    "10^3",
+    "\\sqrt{2}",
+    "y=2x",
+    "\\frac{22}{7}",
+    "[[0,0,1,1]]",
+    "<answer>3</answer>",
+    "\\boxed{\\text{cat}}",
+    "an_apple",
+    "猫",
+]
+
+
+@pytest.mark.parametrize("gold", [*GOLDS, "something else entirely", "B. the tall one", "5 apples"])
+def test_ours_has_no_fault_on_answers_of_any_form(gold: str) -> None:
+    samples = [Sample(id=task, question="q", answer=gold, task=task) for task in ("", "ocr")]
+    found = audit_reward(ours, samples, seed=0)
+    assert [(one.probe.completion, one.score, one.kind) for one in found.findings] == []
+
+
+def test_a_right_answer_that_cannot_be_read_gets_no_score() -> None:
+    sample = Sample(id="a", question="q", answer="many", task="count")
+    found = audit_reward(ours, [sample], seed=0)
+    assert {one.kind for one in found.findings} == {"gives no score"}
+    assert {one.score for one in found.findings} == {None}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "much", [1.0]])
+def test_what_is_no_finite_number_is_no_score(value: object) -> None:
+    found = audited(lambda gold, completion, task: value)  # type: ignore[arg-type, return-value]
+    assert len(found.findings) == sum(found.num_probes.values())
+    assert {one.kind for one in found.findings} <= {"gives no score", "raises"}
 
 
 def test_a_trl_reward_is_audited_through_its_lists() -> None:

@@ -45,6 +45,11 @@ RIGHT = [
     ("B", "B. a red car"),
     ("B", "The answer is (B)."),
     ("A,C", "A and C"),
+    ("A,C", "(A) and (C)"),
+    ("A,C", "(C), (A)."),
+    ("<answer> 3 </answer>", "I see 3"),
+    ("<think>6 / 2</think><answer>3</answer>", "<answer>3</answer>"),
+    (r"<think>so</think>\boxed{B}", "(B)"),
     ("yes", "Yes, there is a dog."),
     ("true", "<answer>yes</answer>"),
     ("a red car", "<answer>A red car.</answer>"),
@@ -70,6 +75,13 @@ WRONG = [
     ("A", "A cat"),
     ("B", "<answer>A or B</answer>"),
     ("B", "(A) or (B)"),
+    ("B", "(B) or A"),
+    ("B", "B) or A"),
+    ("B", "(B), A"),
+    ("B", "(B) and A."),
+    ("<think>3</think><answer>4</answer>", "3"),
+    ("x^2+1", "(" * 500),
+    ("x^2+1", "{" * 500 + "x^2+1"),
     ("A,C", "A"),
     ("yes", "no"),
     ("yes", "yes and no"),
@@ -106,6 +118,14 @@ def test_any_completion_gets_a_verdict(completion: str) -> None:
 def test_a_model_that_goes_on_writing_digits_is_wrong(completion: str) -> None:
     assert judge("5", completion).verdict is Verdict.WRONG
     assert judge("5", f"<answer>{completion}</answer>").verdict is Verdict.WRONG
+
+
+@pytest.mark.parametrize("gold", [r"\boxed{}", "<answer></answer>", "<think>it may be 3"])
+@pytest.mark.parametrize("task", ["", "count", "ocr", "detection"])
+def test_a_right_answer_that_holds_none_is_an_error_of_its_row(gold: str, task: str) -> None:
+    for completion in ("3", "", gold):
+        found = judge(gold, completion, task=task)
+        assert (found.verdict, found.error) == (Verdict.ERROR, "gold_unreadable")
 
 
 def test_a_nested_fraction_in_a_box_is_not_cut_at_the_first_brace() -> None:

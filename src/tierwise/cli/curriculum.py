@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -274,7 +275,8 @@ def report(
     default="ours",
     show_default=True,
     metavar="MODULE:NAME",
-    help="A Python callable (gold, completion, task) -> score; 'ours' is tierwise's own.",
+    help="A Python callable (gold, completion, task) -> score, in a module of this folder or an "
+    "installed one; 'ours' is tierwise's own.",
 )
 @click.option("--trl", is_flag=True, help="The callable takes and returns lists, as TRL's do.")
 @click.option("--seed", default=0, show_default=True, help="Of the answers chosen, near misses.")
@@ -300,6 +302,7 @@ def audit_reward(
     from tierwise.curriculum.audit import from_trl, load_reward
 
     samples = _read(data, question=question, skip_bad=skip_bad)
+    sys.path.insert(0, str(Path.cwd()))  # where a user's module lies, as with `python -m`
     function = load_reward(reward)
     found = audit(from_trl(function) if trl else function, samples.samples, seed=seed)
     result: dict[str, object] = {

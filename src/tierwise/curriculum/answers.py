@@ -164,10 +164,15 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def unboxed(text: str) -> str:
-    """Return the inside of the box when the text has one, else the text."""
-    inner = last_boxed(text)
-    return (text if inner is None else inner).strip()
+def unboxed(gold: str) -> str:
+    r"""Return a gold answer without what data sets put around it: thinking, answer tag, box.
+
+    >>> unboxed("<think>6 / 2</think><answer> 3 </answer>"), unboxed(r"so \boxed{B} it is")
+    ('3', 'B')
+    """
+    part = answer_part(gold)
+    inner = last_boxed(part)
+    return (part if inner is None else inner).strip()
 
 
 def clean_latex(text: str) -> str:
@@ -274,13 +279,14 @@ def letters_of(text: str) -> frozenset[str] | None:
     """
     text = clean_latex(text).strip().strip("*`'\"").strip().rstrip(".")
     text = re.sub(r"^(?:the\s+)?(?:option|choice|answer)s?\s*:?\s+", "", text, flags=re.IGNORECASE)
-    if several := re.fullmatch(r"\(?([A-J](?:(?:\s*,\s*|\s+and\s+|\s*&\s*)[A-J])*)\)?", text):
-        return frozenset(re.findall(r"[A-J]", several[1]))
+    one = r"\(?[A-J]\)?"
+    if re.fullmatch(rf"{one}(?:(?:\s*[,&]\s*|\s+and\s+){one})*", text):
+        return frozenset(re.findall(r"[A-J]", text))
     if lower := re.fullmatch(r"\(?([a-j])\)?", text):
         return frozenset(lower[1].upper())
     if explained := re.match(r"\(([A-J])\)(?![\w(])|([A-J])[).:](?=\s|$)", text):
         rest = text[explained.end() :]
-        if not re.search(r"\([A-J]\)|\b[B-J]\b[).:]", rest):
+        if not re.search(rf"\([A-J]\)|\b[B-J]\b[).:]|^\s*(?:or\b|/)\s*{one}$", rest):
             return frozenset(explained[1] or explained[2])
     return None
 

@@ -15,6 +15,7 @@ repository qijianyu277/DifficultySampling) and in TRL's accuracy_reward.
 from __future__ import annotations
 
 import importlib
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from tierwise.curriculum.answers import (
     boxes_of,
     infer_kind,
     letters_of,
+    normal_text,
     unboxed,
     whole_number,
 )
@@ -35,7 +37,7 @@ from tierwise.curriculum.samples import Sample
 from tierwise.curriculum.verdicts import reward as verdict_reward
 
 NO_SCORE = "None"
-"""The error of a reward that gave None instead of a number."""
+"""The error of a reward that gave None, NaN or infinity instead of a number."""
 
 Reward = Callable[[str, str, str], float]
 """(gold answer, completion, task) -> score in [0, 1]."""
@@ -195,11 +197,14 @@ _MALFORMED = (
 
 def _try(reward: Reward, probe: RewardProbe) -> Finding | None:
     try:
-        score = reward(probe.gold, probe.completion, probe.task)
+        given = reward(probe.gold, probe.completion, probe.task)
+        score = None if given is None else float(given)
     except Exception as error:  # whatever a user's reward raises is a finding
         return Finding(probe=probe, score=None, error=type(error).__name__)
-    if score is None or not probe.low - 1e-9 <= float(score) <= probe.high + 1e-9:
-        return Finding(probe=probe, score=score, error="" if score is not None else NO_SCORE)
+    if score is None or not math.isfinite(score):
+        return Finding(probe=probe, score=None, error=NO_SCORE)
+    if not probe.low - 1e-9 <= score <= probe.high + 1e-9:
+        return Finding(probe=probe, score=score)
     return None
 
 
@@ -225,7 +230,13 @@ def probes_of(gold: str, task: str, rng: random.Random) -> list[RewardProbe]:
                 f"<think>so it is = {plain}, \\boxed{{{plain}}}</think><answer>{other}</answer>",
             ),
         ]
-        if kind is not AnswerKind.BOX:
+        if kind is AnswerKind.LETTER:
+            letters = ", ".join(sorted(letters_of(plain) or ()))
+            made += [
+                _wrong(Fault.HEDGE, gold, f"<answer>{letters} or {other}</answer>"),
+                _wrong(Fault.HEDGE, gold, f"<answer>({letters}) or {other}</answer>"),
+            ]
+        elif kind is not AnswerKind.BOX:
             made.append(_wrong(Fault.HEDGE, gold, f"<answer>{plain} or {other}</answer>"))
     made += _typed(gold, plain, kind, rng)
     return [
@@ -254,11 +265,7 @@ def _typed(gold: str, plain: str, kind: AnswerKind, rng: random.Random) -> list[
         case AnswerKind.NUMBER:
             return _number_probes(gold, plain, rng)
         case AnswerKind.LETTER:
-            return [
-                _right(Fault.LETTER_STYLE, gold, f"<answer>({plain})</answer>"),
-                _right(Fault.LETTER_STYLE, gold, f"<answer>{plain}. the tall one</answer>"),
-                _right(Fault.LETTER_STYLE, gold, f"The answer is {plain}."),
-            ]
+            return _letter_probes(gold, sorted(letters_of(plain) or ()))
         case AnswerKind.YES_NO:
             return [
                 _right(Fault.WORD_STYLE, gold, f"<answer>{plain.capitalize()}.</answer>"),
@@ -279,6 +286,18 @@ def _typed(gold: str, plain: str, kind: AnswerKind, rng: random.Random) -> list[
             return []
 
 
+def _letter_probes(gold: str, letters: Sequence[str]) -> list[RewardProbe]:
+    together = ", ".join(letters)
+    made = [
+        _right(Fault.LETTER_STYLE, gold, f"<answer>({together})</answer>"),
+        _right(Fault.LETTER_STYLE, gold, f"The answer is {together}."),
+    ]
+    if len(letters) == 1:
+        explained = f"<answer>{together}. the tall one</answer>"
+        made.append(_right(Fault.LETTER_STYLE, gold, explained))
+    return made
+
+
 def _text_probes(gold: str, plain: str, *, high: float) -> list[RewardProbe]:
     """Return probes with a part of a text, and with much more than it."""
     words = plain.split()
@@ -297,6 +316,8 @@ def _number_probes(gold: str, plain: str, rng: random.Random) -> list[RewardProb
     if not number.unit and not number.percent:
         made.append(_right(Fault.UNIT, gold, f"<answer>{plain} cm</answer>"))
     value = number.value
+    if number.percent:
+        return made  # 1 is 100 %, and 0.5 is 50 %
     if value.denominator == 1:
         for other in {1, 2, rng.randint(3, 99), int(f"1{abs(int(value))}")} - {int(value)}:
             made.append(_wrong(Fault.COUNT_AS_TEXT, gold, f"<answer>{other}</answer>"))
@@ -325,14 +346,15 @@ def _other(plain: str, kind: AnswerKind, rng: random.Random) -> str | None:
             return None if number is None else str(number.value + rng.choice((1, 2, 10)))
         case AnswerKind.LETTER:
             used = letters_of(plain) or frozenset()
-            return next(letter for letter in "ABCD" if letter not in used)
+            return next((letter for letter in "ABCD" if letter not in used), None)
         case AnswerKind.YES_NO:
             opposites = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
             return opposites.get(plain.casefold().rstrip("."))
         case AnswerKind.BOX:
             return "[[900000, 900000, 900010, 900010]]"
         case AnswerKind.TEXT | AnswerKind.OCR:
-            return "something else entirely"
+            other = "something else entirely"
+            return None if normal_text(plain) == other else other
         case _:
             return None
 
@@ -341,15 +363,16 @@ def load_reward(name: str) -> Callable[..., Any]:
     """Return the callable `module:name`, or tierwise's own for "ours".
 
     Raises:
-        UsageError: There is no such callable.
+        UsageError: There is no such callable, or its module cannot be imported.
     """
     if name == "ours":
         return lambda gold, completion, task: verdict_reward(gold, completion, task=task)
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"no callable {name!r}", hint="write it as module:name") from error
+    except Exception as error:  # whatever a user's module raises
+        reason = f": {error}" if module and attribute else ""
+        raise UsageError(f"no callable {name!r}{reason}", hint="write it as module:name") from error
     if not callable(found):
         raise UsageError(f"{name} is not callable")
     return found  # type: ignore[no-any-return]

@@ -20,6 +20,9 @@ from tierwise.curriculum.answers import AnswerKind, Box, Number
 OCR_MIN_SIMILARITY = 0.9
 """Share of characters that must be right for OCR to count as right; our choice."""
 
+_MAX_NESTING = 50
+"""Deepest brackets in which mathematics is looked for: its parser takes seconds beyond; ours."""
+
 BOX_MIN_IOU = 0.5
 """Source: M. Everingham et al., "The PASCAL VOC challenge", IJCV 2010, section 4.2."""
 
@@ -89,7 +92,7 @@ def judge(
             return _judge_math(target, final)
         case AnswerKind.TEXT:
             said = answers.normal_text(final)
-            return _exact(answers.normal_text(target), said or None, said, chosen)
+            return _exact(answers.normal_text(target) or None, said or None, said, chosen)
 
 
 def reward(gold: str, completion: str, *, task: str = "") -> float:
@@ -164,7 +167,7 @@ def _judge_math(gold: str, final: str) -> Judgement:
     from tierwise.curriculum.mathcheck import MathChecker, MathOutcome
 
     kind = AnswerKind.MATH
-    if not final:
+    if not final or nesting(final) > _MAX_NESTING:
         return _graded(0.0, False, "", kind)
     if answers.normal_text(gold) == answers.normal_text(final):
         return _graded(1.0, True, final, kind)
@@ -175,8 +178,23 @@ def _judge_math(gold: str, final: str) -> Judgement:
     return _error(outcome.value, final, kind)
 
 
+def nesting(text: str) -> int:
+    """Return how many brackets are open at once at most.
+
+    >>> nesting("((x)+1)/2"), nesting("[" * 7)
+    (2, 7)
+    """
+    depth = most = 0
+    for letter in text:
+        depth = max(0, depth + (letter in "([{") - (letter in ")]}"))
+        most = max(most, depth)
+    return most
+
+
 def _judge_ocr(gold: str, final: str) -> Judgement:
     said, target = (" ".join(text.casefold().split()) for text in (final, gold))
+    if not target:
+        return _error("gold_unreadable", final, AnswerKind.OCR)
     similarity = 1.0 - edit_distance(said, target) / max(len(said), len(target), 1)
     right = similarity >= OCR_MIN_SIMILARITY
     return _graded(similarity if similarity >= 0.5 else 0.0, right, final, AnswerKind.OCR)
