@@ -20,7 +20,7 @@ import pytest
 from tierwise.archive import vault
 from tierwise.archive.fuse import can_mount, mounted_process
 from tierwise.archive.vault import Archive, mountable
-from tierwise.core.errors import DataError, StateError
+from tierwise.core.errors import DataError, StateError, UsageError
 
 Make = Callable[..., Archive]
 ID = "0123456789abcdef" * 2
@@ -423,6 +423,16 @@ def test_a_bag_is_valid_to_another_program(make_archive: Make, tmp_path: Path) -
     (bag / "data" / "a" / "b" / "plain").write_bytes(b"plaiN/" * 50)
     with pytest.raises(bagit.BagValidationError):
         bagit.Bag(str(bag)).validate()
+
+
+def test_a_name_that_no_manifest_can_hold_makes_no_bag(make_archive: Make, tmp_path: Path) -> None:
+    archive = make_archive()
+    archive.files.write_file(b"d/\xff", b"x")
+    with pytest.raises(UsageError, match="d/%FF is not UTF-8"):
+        archive.export(["/"], tmp_path / "bag", bagit=True)
+    assert not (tmp_path / "bag").exists()
+    archive.export(["/"], tmp_path / "plain")
+    assert (tmp_path / "plain" / "d" / "\udcff").read_bytes() == b"x"
 
 
 def test_a_percent_sign_in_a_bag_is_encoded_as_the_rfc_says(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -267,6 +269,42 @@ def test_seal_burn_evict_recall_scrub_verify(vault: Path, robot: StandIns, fast_
     assert exported(vault, fast_path / "out") == written
     for verb in ("scrub", "verify", "fsck", "repair"):
         assert run(["archive", verb, str(vault)]) == 0, verb
+
+
+def test_waiting_for_a_burn_can_be_interrupted(
+    vault: Path, robot: StandIns, fast_path: Path
+) -> None:
+    """One reader waits for the library, another for the first; both leave when told to."""
+    written = on_disc(vault, fast_path)
+    with Archive.open(vault) as archive, (vault / "library" / "changer.lock").open() as burning:
+        fcntl.flock(burning, fcntl.LOCK_EX)
+        calls = len(robot.calls("mtx"))
+        inode = archive.files.stat("f0").inode
+        version = archive.catalogue.value("SELECT version FROM inodes WHERE ino = ?", inode)
+        ends: list[OSError] = []
+
+        def recall(interrupted: Event) -> None:
+            try:
+                archive.recaller.recall_version(version, interrupted)
+            except OSError as error:
+                ends.append(error)
+
+        events = [Event(), Event()]
+        readers = [Thread(target=recall, args=(event,), daemon=True) for event in events]
+        for reader in readers:
+            reader.start()
+        for event, reader in zip(reversed(events), reversed(readers), strict=True):
+            reader.join(0.3)
+            assert reader.is_alive()
+            event.set()
+            reader.join(10)
+            assert not reader.is_alive()
+        assert [error.errno for error in ends] == [errno.EINTR, errno.EINTR]
+        assert len(robot.calls("mtx")) == calls
+        assert archive.listing("f0")[0]["state"] == "offline"
+        assert list((vault / "buffer" / "files").glob("*/*")) == []
+        fcntl.flock(burning, fcntl.LOCK_UN)
+        assert hashlib.sha256(archive.files.read_file("f0")).hexdigest() == written["f0"]
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ def test_a_restart_with_a_full_buffer_opens_and_reads_at_once(fast_path: Path) -
 
 LONG = {
     "import": ["{out}", "in"], "seal": ["--partial"], "burn": ["--partial"], "evict": [],
-    "recall": ["d"], "requests": ["--serve"], "scrub": [], "repair": [], "verify": [],
+    "recall": ["d"], "requests": ["--serve"], "scrub": [], "repair": [], "verify": [], "fsck": [],
     "export": ["/", "--to", "{new}"], "rebuild": [],
 }  # fmt: skip
 

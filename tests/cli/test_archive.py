@@ -111,6 +111,7 @@ def test_text_is_for_people(vault: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["init", "VAULT"], 10, "holds an archive already"),
         (["init", "NEW", "--disc", "cd-9"], 4, "no disc type"),
         (["init", "NEW", "--disc", "1000"], 4, "too small"),
+        (["init", "NEW", "--disc", "1MiB", "--array", "2+1"], 4, "too small for an image"),
         (["init", "NEW", "--array", "ten"], 4, "not an array"),
         (["init", "NEW", "--array", "10+9"], 4, "not possible"),
         (["init", "NEW", "--slots", "5"], 4, "does not fit a library"),

@@ -355,7 +355,10 @@ class BucketPlanner:
             " WHERE state = 'filling'"
         )
         if row is None:
-            number = 1 + int(self._catalogue.value("SELECT COALESCE(MAX(number), 0) FROM arrays"))
+            number = 1 + int(self._catalogue.value(
+                "SELECT MAX(COALESCE((SELECT value FROM meta WHERE key = 'last_array'), 0),"
+                " COALESCE((SELECT MAX(number) FROM arrays), 0))"
+            ))  # fmt: skip
             row = (number, self._config.data_discs, 0)
             self._catalogue.run(
                 "INSERT INTO arrays VALUES (?, ?, ?, ?, 'filling')",

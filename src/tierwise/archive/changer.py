@@ -30,11 +30,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 from tierwise.archive.discs import copy_patiently
 from tierwise.archive.drive import Devices, OpticalDrive, Run, require_programs, run_command
 from tierwise.archive.iso_reader import SECTOR_BYTES, Pread
-from tierwise.archive.library import DiscState, Geometry, NoDiscError
+from tierwise.archive.library import POLL_S, DiscState, Geometry, NoDiscError, acquired
 from tierwise.core.errors import AccessError, DataError, StateError, TierwiseError
 from tierwise.core.records import write_whole
 
@@ -312,21 +313,44 @@ class PhysicalLibrary:
             self._drives[number].eject()
         self._changer.unload(slot, number)
 
+    def turn(self, interrupted: Event) -> contextlib.AbstractContextManager[None]:
+        """Return a context that has the library to itself, after waiting for others' work.
+
+        Raises:
+            OSError: EINTR, the event was set meanwhile.
+        """
+        return self._alone(interrupted)
+
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, interrupted: Event | None = None) -> Iterator[None]:
         """Keep other processes and threads from moving discs meanwhile; may be nested."""
-        with self._lock, contextlib.ExitStack() as stack:
+        with acquired(self._lock, interrupted), contextlib.ExitStack() as stack:
             if self._depth == 0:
                 self._root.mkdir(parents=True, exist_ok=True)
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
                 descriptor = os.open(self._root / "changer.lock", flags, 0o600)
                 stack.callback(os.close, descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                _lock_file(descriptor, interrupted)
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
+
+
+def _lock_file(descriptor: int, interrupted: Event | None) -> None:
+    """Lock a file once nobody else has it; with an event, stop waiting when it is set."""
+    if interrupted is None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if interrupted.wait(POLL_S):
+                raise InterruptedError(errno.EINTR, "the wait for the library ended") from None
+        else:
+            return
 
 
 def count_slots(devices: Devices) -> int:

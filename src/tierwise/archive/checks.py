@@ -58,23 +58,37 @@ class VerifyReport:
     problems: tuple[str, ...]
 
 
-def fsck(catalogue: Catalogue, store: Store) -> list[str]:
-    """Return one sentence for each thing that does not fit; reads no bytes."""
-    problems = [text.format(*row) for text, sql in _QUESTIONS for row in catalogue.all(sql)]
-    for version, size, is_open in catalogue.all(
-        "SELECT version, size, open FROM versions WHERE resident > 0"
-    ):
-        try:
-            found = store.path(version).stat().st_size
-        except FileNotFoundError:
-            problems.append(f"version {version} has no file in the buffer")
-            continue
-        if found != size and not is_open:
-            problems.append(f"version {version} has {found} bytes in the buffer, not {size}")
+def fsck(catalogue: Catalogue, store: Store, *, progress: Progress = SILENT) -> list[str]:
+    """Return one sentence for each thing that does not fit; reads no bytes.
+
+    Args:
+        catalogue: The open catalogue.
+        store: The buffer.
+        progress: Counts questions to the catalogue and files in the buffer.
+    """
+    problems: list[str] = []
+    resident = catalogue.all("SELECT version, size, open FROM versions WHERE resident > 0")
+    with progress.task("fsck", len(_QUESTIONS) + len(resident)) as task:
+        for text, sql in _QUESTIONS:
+            problems += [text.format(*row) for row in catalogue.all(sql)]
+            task.advance()
+        for version, size, is_open in resident:
+            problems += _check_resident(store, version, size, is_open=bool(is_open))
+            task.advance()
     for (label,) in catalogue.all("SELECT label FROM images WHERE buffered = 1"):
         if not store.image_path(label).exists():
             problems.append(f"image {label} is not in the buffer")
     return problems
+
+
+def _check_resident(store: Store, version: int, size: int, *, is_open: bool) -> list[str]:
+    try:
+        found = store.path(version).stat().st_size
+    except FileNotFoundError:
+        return [f"version {version} has no file in the buffer"]
+    if found != size and not is_open:
+        return [f"version {version} has {found} bytes in the buffer, not {size}"]
+    return []
 
 
 def verify(

@@ -13,7 +13,7 @@ from typing import Any
 
 from tierwise.archive.drive import Devices
 from tierwise.core.config import dump_config, load_config
-from tierwise.core.errors import ConfigError, DataError, MissingFileError
+from tierwise.core.errors import ConfigError, DataError, MissingFileError, UsageError
 from tierwise.core.records import write_whole
 
 CONFIG_NAME = "archive.toml"
@@ -74,8 +74,18 @@ class ArchiveConfig:
                 f" of {self.library_slots}",
                 hint="take a smaller array or a larger library",
             )
+        self._check_payload()
         if self.versions_kept < 1 or self.forepart_bytes < 0:
             raise ConfigError("versions_kept is at least 1 and forepart_bytes at least 0")
+
+    def _check_payload(self) -> None:
+        from tierwise.archive.image import payload_capacity
+
+        members = self.data_discs + self.parity_discs
+        try:
+            payload_capacity(self.disc_size_bytes, num_members=members)
+        except UsageError as error:
+            raise ConfigError(str(error), hint=error.hint) from error
 
 
 def parse_disc(text: str) -> tuple[str, int]:

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tierwise.archive.catalogue import Catalogue
+from tierwise.archive.disc_names import escape_path
 from tierwise.archive.recall import Recaller
 from tierwise.archive.store import Store
-from tierwise.core.errors import IntegrityError, StateError
+from tierwise.core.errors import IntegrityError, StateError, UsageError
 from tierwise.core.progress import SILENT, Progress
 from tierwise.core.records import hash_file, whole_file, write_whole
 
@@ -64,9 +65,12 @@ def export_files(
 
     Raises:
         StateError: The target holds something.
+        UsageError: A bag cannot have one of the names.
         IntegrityError: Bytes are beyond repair; the message says which. The target is left
             unfinished, without a bag declaration.
     """
+    if bagit:
+        _check_bag_names(files)
     _claim(target, [catalogue.value("SELECT value FROM meta WHERE key = 'archive_id'"), bagit,
                     *sorted((os.fsdecode(path), version) for path, version in files)])  # fmt: skip
     base = target / "data" if bagit else target
@@ -151,6 +155,18 @@ def _copy(catalogue: Catalogue, store: Store, version: int, path: Path) -> tuple
         temporary.chmod(mode)
         os.utime(temporary, ns=(mtime_ns, mtime_ns))
     return size, digest.hexdigest()
+
+
+def _check_bag_names(files: Sequence[tuple[bytes, int]]) -> None:
+    """Refuse names that no bag's manifest can hold: it is text, of UTF-8 (RFC 8493, 2.1.3)."""
+    for path, _ in files:
+        try:
+            path.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{escape_path(path)} is not UTF-8, so it cannot be in a bag",
+                hint="rename it, or export without --bagit",
+            ) from error
 
 
 def _bag_name(path: bytes) -> str:

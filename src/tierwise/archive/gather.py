@@ -10,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tierwise.archive.array_map import ArrayMap
 from tierwise.archive.discs import DiscScan, open_image, scan_discs
+from tierwise.archive.journal import Journalled
 from tierwise.archive.library import enter_disc
 from tierwise.archive.parity import find_damage, reconstruct
+from tierwise.archive.plans import image_id
 from tierwise.archive.shelf import Shelf
-from tierwise.archive.slices import Record
+from tierwise.archive.slices import Record, check_record
 from tierwise.archive.store import Store
-from tierwise.core.errors import DataError, TierwiseError
+from tierwise.core.errors import DataError, StateError, TierwiseError
 from tierwise.core.progress import SILENT, Progress
 from tierwise.core.records import whole_file, write_whole
 
@@ -103,19 +105,21 @@ class DiscReader:
 
     def read(
         self, discs: dict[Path, int | None], progress: Progress = SILENT,
-        journal: Sequence[Record] = (), *, archive_id: str | None = None,
+        journal: Journalled | None = None, *, archive_id: str | None = None,
     ) -> Found:  # fmt: skip
         """Return what discs and the buffer's journal tell.
 
         Args:
             discs: Images or disc files, each with its slot in the library, if it has one.
             progress: Counts discs.
-            journal: States that no disc need know.
+            journal: States that no disc need know, and whose buffer it is.
             archive_id: The archive's, where that is known; then a journal will do.
 
         Raises:
             DataError: None of them is a disc of an archive.
+            StateError: The buffer is another archive's.
         """
+        journal = journal or Journalled()
         scans = []
         with progress.task("scan discs", len(discs)) as task:
             opener = open_image if self._shelf is None else self._shelf.opener(discs)
@@ -124,11 +128,17 @@ class DiscReader:
                 task.advance()
         known = [scan for scan in scans if scan.identity is not None]
         ids = [scan.identity.archive_id for scan in known if scan.identity is not None]
-        if not ids and journal and archive_id is not None:
+        if not ids and archive_id is not None and journal.of(archive_id):
             ids = [archive_id]
         if not ids:
             raise DataError("none of these is a disc of an archive", hint="name other discs")
         found = Found(max(set(ids), key=lambda name: (ids.count(name), name)))
+        if journal.owner not in (None, found.archive_id):
+            raise StateError(
+                f"{self._store.files.parent} is the buffer of archive {journal.owner}, the discs"
+                f" are of {found.archive_id}",
+                hint="move the buffer away to rebuild from the discs alone",
+            )
         for scan in scans:
             self._enter(found, scan, discs[scan.path])
         self._crash_point("rebuild: discs read")
@@ -143,8 +153,9 @@ class DiscReader:
                 with whole_file(self._store.image_path(image.label)) as copy:
                     shutil.copyfile(image.path, copy)
                 image.buffered = image.rebuilt = True
-        for record in journal:
-            _keep_last(found, record | {"journal": True})
+        for record in journal.of(found.archive_id):
+            _keep_last(found, record | {"journal": True}, journal.where)
+        found.faults += journal.faults_for(found.archive_id)
         return found
 
     def _enter(self, found: Found, scan: DiscScan, slot: int | None) -> None:
@@ -152,6 +163,9 @@ class DiscReader:
         if identity is None or identity.archive_id != found.archive_id:
             other = "a disc of another archive" if identity else scan.detail or str(scan.fault)
             found.faults.append((str(scan.path), other))
+            return
+        if not _fits(found.archive_id, scan):
+            found.faults.append((str(scan.path), f"{identity.label}: no archive made these ids"))
             return
         buffered = scan.path.parent == self._store.images
         known = found.images.get(identity.image_id)
@@ -238,17 +252,40 @@ class DiscReader:
 
     def _merge(self, found: Found, scan: DiscScan) -> None:
         for record in scan.records:
-            seq = int(str(record.get("seq", 0)))
             if record.get("record") == "archive":
-                if seq >= int(found.archive.get("seq", -1)):
+                if _sound_counters(record) and record["seq"] >= found.archive.get("seq", -1):
                     found.archive = dict(record)
             else:
-                _keep_last(found, record)
+                _keep_last(found, record, str(scan.path))
 
 
-def _keep_last(found: Found, record: Mapping[str, Any]) -> None:
-    """Keep a record of an inode's state unless a later one is known."""
+def _fits(archive_id: str, scan: DiscScan) -> bool:
+    """Return whether a disc's label, ids and array are such as the archive gives."""
+    named = [(scan.identity.label, scan.identity.image_id)] if scan.identity else []
+    members = () if scan.array_map is None else scan.array_map.members
+    named += [(member.label, member.image_id) for member in members]
+    try:
+        places = [parse_label(label) for label, _ in named]
+    except DataError:
+        return False
+    return all(image_id(archive_id, label) == given for label, given in named) and places[1:] == [
+        (places[0][0], member.index) for member in members
+    ]
+
+
+def _sound_counters(record: Mapping[str, Any]) -> bool:
+    counters = [record.get(name) for name in ("seq", "last_inode", "last_version")]
+    return all(isinstance(n, int) and 0 <= n < 1 << 62 for n in counters)
+
+
+def _keep_last(found: Found, record: Mapping[str, Any], where: str) -> None:
+    """Keep a record of an inode's state unless a later one is known, or it is impossible."""
     if record.get("record") in ("inode", "tombstone", "forgotten"):
+        try:
+            check_record(record)
+        except DataError as error:
+            found.faults.append((where, f"the record of inode {record.get('inode')}: {error}"))
+            return
         ino = int(record["inode"])
         if ino not in found.records or int(record["seq"]) > int(found.records[ino]["seq"]):
             found.records[ino] = dict(record)

@@ -31,7 +31,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from threading import Event
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tierwise.archive.iso_reader import SECTOR_BYTES, Pread
 from tierwise.core.errors import (
@@ -46,6 +47,11 @@ from tierwise.core.facts import Fact, load_facts
 from tierwise.core.records import write_whole
 from tierwise.core.units import format_size
 
+if TYPE_CHECKING:
+    from _thread import RLock
+
+POLL_S = 0.1
+"""How often a wait that may be interrupted looks whether it was, seconds."""
 _COPY_BYTES = 1 << 20
 T = TypeVar("T")
 
@@ -84,6 +90,22 @@ def enter_disc(stack: ExitStack, disc: AbstractContextManager[T]) -> T | None:
         return None
 
 
+@contextlib.contextmanager
+def acquired(lock: RLock, interrupted: Event | None) -> Iterator[None]:
+    """Hold a lock; with an event, waiting for it ends with EINTR when the event is set.
+
+    Raises:
+        OSError: EINTR.
+    """
+    while not lock.acquire(timeout=-1 if interrupted is None else POLL_S):
+        if interrupted is not None and interrupted.is_set():
+            raise InterruptedError(errno.EINTR, "the wait for the library ended")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 class Library(Protocol):
     """What the archive asks of a disc library, simulated or real; slots count from 1.
 
@@ -108,6 +130,13 @@ class Library(Protocol):
 
     def readable(self, slot: int) -> AbstractContextManager[Path]:
         """Return a context with a path that reads as a disc, beside other discs' paths."""
+
+    def turn(self, interrupted: Event) -> AbstractContextManager[None]:
+        """Return a context entered when nobody else's work keeps the library busy.
+
+        Raises:
+            OSError: EINTR, the event was set while waiting.
+        """
 
     def path_of(self, slot: int) -> Path:
         """Return the path that stands for a disc in messages."""
@@ -350,6 +379,10 @@ class SimulatedLibrary:
         with contextlib.suppress(OSError):
             self.pread(slot, 0, 1)  # loads the tray; bad sectors are found later
         yield self.path_of(slot)
+
+    def turn(self, interrupted: Event) -> AbstractContextManager[None]:
+        """Return a context for reading; here nobody waits for another."""
+        return contextlib.nullcontext()
 
     # Mechanics
 

@@ -32,7 +32,10 @@ def resolve(catalogue: Catalogue, path: AnyPath) -> tuple[bytes, Attributes]:
     try:
         return base, Namespace(catalogue).resolve(base)
     except OSError as error:
-        raise MissingFileError(f"nothing named {os.fsdecode(path)} in the archive") from error
+        raise MissingFileError(
+            f"nothing named {os.fsdecode(path)} in the archive",
+            hint="paths count from the archive's root, not from where it is mounted",
+        ) from error
 
 
 def walk(names: Namespace, base: bytes, top: Attributes) -> Iterator[tuple[bytes, Attributes]]:

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tierwise.archive.catalogue import Catalogue
 from tierwise.archive.disc_names import escape_path, unescape_path
@@ -31,6 +32,12 @@ from tierwise.archive.store import Store
 from tierwise.core.records import hash_file
 
 LOST_AND_FOUND = b"lost+found"
+
+# How far numbers skip ahead: what discs that are not here used, and may come back with, must never
+# be given twice. Far more than a library holds, and inodes stay below 2^32 for 15 rebuilds.
+_SKIPPED = {"inodes": 1 << 28, "versions": 1 << 28, "images": 1 << 20}
+_SKIPPED_SEQ = 1 << 32
+_SKIPPED_ARRAYS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +83,12 @@ class Refill:
             self._images()
             self._inodes()
             self._names()
+            self._break_cycles()
             self._extents()
             self._current_versions()
             self._link_counts()
             self._buffer()
+            self._skip_numbers()
             self._catalogue.event("recovery", "catalogue", detail="rebuilt from discs")
         return self._report()
 
@@ -98,11 +107,24 @@ class Refill:
                 f"{table}s", int(archive.get(f"last_{table}", 0)),
             )  # fmt: skip
 
+    def _skip_numbers(self) -> None:
+        """Leave out the numbers that discs beyond these may have used."""
+        run = self._catalogue.run
+        run("UPDATE meta SET value = value + ? WHERE key = 'seq'", _SKIPPED_SEQ)
+        for table, numbers in _SKIPPED.items():
+            run("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = ?", numbers, table)
+        run(
+            "INSERT INTO meta SELECT 'last_array', COALESCE(MAX(number), 0) + ? FROM arrays",
+            _SKIPPED_ARRAYS,
+        )
+
     def _images(self) -> None:
         now = self._catalogue.clock()
         images = sorted(self._found.images.values(), key=lambda image: image.sequence or 1 << 60)
+        taken: set[int] = set()
         for image in images:
-            number = image.sequence or None
+            number = image.sequence if image.sequence not in {0, *taken} else None
+            taken.add(image.sequence)
             self._numbers[image.image_id] = self._catalogue.insert(
                 "INSERT INTO images (image, label, image_id, kind, array, position, size, sha256,"
                 " state, buffered, created_ns) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -154,7 +176,19 @@ class Refill:
             if record["record"] == "inode":
                 yield ino, record
 
+    def _versions_of(self, ino: int, record: Record, taken: set[int]) -> list[tuple[Any, ...]]:
+        """Return the contents a record lists, without those another inode has."""
+        rows = record.get("versions", [])
+        for version in taken.intersection(row[0] for row in rows):
+            self._found.faults.append(
+                (f"inode {ino}", f"content {version} is listed for another file too")
+            )
+        rows = [row for row in rows if row[0] not in taken]
+        taken.update(row[0] for row in rows)
+        return [(row[0], ino, *row[1:]) for row in rows]
+
     def _inodes(self) -> None:
+        taken: set[int] = set()
         for ino, record in sorted(self._found.records.items()):
             if record["record"] == "tombstone":
                 self._catalogue.run(
@@ -179,7 +213,7 @@ class Refill:
             self._catalogue.many(
                 "INSERT INTO versions (version, ino, number, size, mtime_ns, created_ns, sha256,"
                 " state, resident) VALUES (?, ?, ?, ?, ?, ?, ?, 'sealed', 0)",
-                [(row[0], ino, *row[1:]) for row in record.get("versions", [])],
+                self._versions_of(ino, record, taken),
             )
 
     def _names(self) -> None:
@@ -192,6 +226,23 @@ class Refill:
                 if parent not in live:
                     live.add(parent)
                     self._restore_folder(parent, unescape_path(record["path"]), live)
+
+    def _break_cycles(self) -> None:
+        """Hang up under lost+found what no way leads to from the root.
+
+        States of two folders from different times may name each other as parents, when the disc
+        with the later state of one is gone.
+        """
+        unreachable = (
+            "WITH RECURSIVE below(ino) AS (VALUES (1) UNION SELECT n.ino FROM names n JOIN below b"
+            " ON n.parent = b.ino) SELECT MIN(n.ino) FROM names n JOIN inodes i ON i.ino = n.parent"
+            " WHERE n.ino NOT IN below AND i.mode & 61440 = 16384"
+        )
+        while (ino := self._catalogue.value(unreachable)) is not None:
+            self._catalogue.run("DELETE FROM names WHERE ino = ?", ino)
+            folder = self._folder(LOST_AND_FOUND, set())
+            self._add_name(folder, b"inode-%d" % ino, int(ino))
+            self._found.faults.append((f"inode {ino}", "its folder is lost, see lost+found"))
 
     def _add_name(self, parent: int, name: bytes, ino: int) -> None:
         """Add a name; of two inodes that claim it on different discs, the last to change has it."""
@@ -242,7 +293,7 @@ class Refill:
                 continue
             for place in image.scan.entries:
                 version = place.entry.extra.get("version")
-                if version not in versions:
+                if not isinstance(version, int) or version not in versions:
                     continue
                 self._catalogue.run(
                     "INSERT OR REPLACE INTO extents VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -278,26 +329,43 @@ class Refill:
     def _buffer(self) -> None:
         """Take up what the buffer still holds."""
         lost: list[int] = []
-        for folder in sorted(self._store.files.iterdir()):
-            for path in sorted(folder.iterdir()):
-                if not path.name.isdigit():
-                    continue
-                version = int(path.name)
-                row = self._catalogue.one(
-                    "SELECT sha256, size, (SELECT SUM(length) FROM extents e"
-                    " WHERE e.version = versions.version) FROM versions WHERE version = ?", version,
-                )  # fmt: skip
-                if row is None:
-                    lost.append(version)
-                elif row[2] is None:
-                    self._keep_unsealed(version, path)
-                elif hash_file(path) == row[0]:
-                    self._keep_sealed(version, whole=row[2] == row[1])
+        for path in sorted(self._store.files.glob("*/*")):
+            if not path.name.isdigit():
+                continue
+            version = int(path.name)
+            row = self._catalogue.one(
+                "SELECT sha256, size, (SELECT SUM(length) FROM extents e"
+                " WHERE e.version = versions.version) FROM versions WHERE version = ?", version,
+            )  # fmt: skip
+            if row is None:
+                lost.append(version)
+            elif row[2] is None and row[0] in (None, hash_file(path)):
+                self._keep_unsealed(version, path)
+            elif hash_file(path) == row[0]:
+                self._keep_sealed(version, whole=row[2] == row[1])
+            else:
+                self._found.faults.append((str(path), "not the content of that number"))
+                lost += self._move_away(version, path, whole=row[2] == row[1])
         if lost:
             folder_ino = self._folder(LOST_AND_FOUND, set())
             for version in sorted(lost):
                 self._take_up(version, folder_ino)
             self._link_counts()
+
+    def _move_away(self, version: int, path: Path, *, whole: bool) -> list[int]:
+        """Free a number of bytes that are not its own; return the one they got.
+
+        Where discs have the whole content, they are a damaged copy of it, and go.
+        """
+        if whole:
+            path.unlink()
+            return []
+        number = 1 + max(
+            int(self._catalogue.value("SELECT seq FROM sqlite_sequence WHERE name = 'versions'")),
+            *(int(found.name) for found in self._store.files.glob("*/*") if found.name.isdigit()),
+        )
+        path.rename(self._store.path(number))
+        return [number]
 
     def _keep_sealed(self, version: int, *, whole: bool) -> None:
         """Enter a buffer copy; where its discs have not all of it, it is sealed once more."""

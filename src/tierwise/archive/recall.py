@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from threading import Event, RLock
 from typing import TYPE_CHECKING, BinaryIO
 
 from tierwise.archive.catalogue import Catalogue
-from tierwise.archive.library import enter_disc, is_disc_fault
+from tierwise.archive.library import acquired, enter_disc, is_disc_fault
 from tierwise.archive.mend import Mender
 from tierwise.archive.namespace import fail
 from tierwise.archive.shelf import Shelf
@@ -84,7 +84,8 @@ class Recaller:
         Raises:
             IntegrityError: Its bytes are beyond repair; the message names file and discs.
         """
-        with self._lock:
+        interrupted = interrupted or Event()
+        with acquired(self._lock, interrupted):
             row = self._catalogue.one(
                 "SELECT size, sha256, resident FROM versions WHERE version = ?", version
             )
@@ -94,7 +95,7 @@ class Recaller:
             if resident and self._store.path(version).exists():
                 return int(size)
             with self._store.filling(version) as target:
-                self._fill(version, target, sha256, interrupted or Event())
+                self._fill(version, target, sha256, interrupted)
             self._catalogue.run(
                 "UPDATE versions SET resident = 2, used_ns = ? WHERE version = ?",
                 self._catalogue.clock(), version,
@@ -130,26 +131,30 @@ class Recaller:
         """Append one extent's bytes from wherever they are right; return the hash so far."""
         if extent.length == 0:
             return whole
-        for source in self._sources(extent):
-            with ExitStack() as stack:
-                read = enter_disc(stack, source)
-                found = read and self._copy(extent, stream, whole, read, interrupted)
-            if found:
-                return found
+        with closing(self._sources(extent, interrupted)) as sources:
+            for source in sources:
+                with ExitStack() as stack:
+                    read = enter_disc(stack, source)
+                    found = read and self._copy(extent, stream, whole, read, interrupted)
+                if found:
+                    return found
         raise IntegrityError(f"{extent.label} is beyond repair at byte {extent.offset}")
 
-    def _sources(self, extent: _Extent) -> Iterator[AbstractContextManager[Read]]:
+    def _sources(
+        self, extent: _Extent, interrupted: Event
+    ) -> Generator[AbstractContextManager[Read]]:
         """Yield ways to read an extent, the cheapest first; going on says the last was wrong."""
         image_path = self._store.image_path(extent.label)
         if image_path.exists():
             yield nullcontext(partial(_pread, image_path))
-        for slot in self._mender.slots_of(extent.image):
-            yield self._shelf.reading(slot)
-            self._mender.suspect(slot, extent.label, f"reading at byte {extent.offset}")
-        for slot in self._mender.strays_of(extent.image):
-            yield self._shelf.reading(slot)
-        self._mender.rebuild_image(extent.image)
-        yield nullcontext(partial(_pread, image_path))
+        with self._shelf.turn(interrupted):
+            for slot in self._mender.slots_of(extent.image):
+                yield self._shelf.reading(slot)
+                self._mender.suspect(slot, extent.label, f"reading at byte {extent.offset}")
+            for slot in self._mender.strays_of(extent.image):
+                yield self._shelf.reading(slot)
+            self._mender.rebuild_image(extent.image)
+            yield nullcontext(partial(_pread, image_path))
 
     def _copy(
         self, extent: _Extent, stream: BinaryIO, whole: Hash, read: Read, interrupted: Event

@@ -6,7 +6,7 @@ PRAGMA user_version = 1;
 
 -- Counters and the archive's identity.
 CREATE TABLE meta (
-    key   TEXT PRIMARY KEY,   -- archive_id, seq
+    key   TEXT PRIMARY KEY,   -- archive_id, seq; clean, journalled, last_array (see rebuild)
     value NOT NULL            -- text or integer
 ) WITHOUT ROWID;
 INSERT INTO meta VALUES ('seq', 0);

@@ -11,6 +11,7 @@ import errno
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Event
 
 from tierwise.archive.changer import PhysicalLibrary
 from tierwise.archive.config import ArchiveConfig
@@ -139,6 +140,10 @@ class Shelf:
         """Yield a disc's pread; the disc stays loaded meanwhile."""
         with self.library.reading(slot) as (pread, _):
             yield pread
+
+    def turn(self, interrupted: Event) -> contextlib.AbstractContextManager[None]:
+        """Return a context that has the library's turn; EINTR when the event is set meanwhile."""
+        return self.library.turn(interrupted)
 
     def readable(self, slot: int) -> contextlib.AbstractContextManager[Path]:
         """Return a context with a path that reads as the disc in a slot, beside other discs'.

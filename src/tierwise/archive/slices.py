@@ -11,15 +11,22 @@ Left out: the file bytes' places; those are read off the image itself.
 from __future__ import annotations
 
 import base64
+import binascii
 import json
+import stat
 from collections.abc import Mapping
 from typing import Any
 
 from tierwise.archive.catalogue import Catalogue
 from tierwise.archive.disc_names import escape_name, escape_path, unescape_name, unescape_path
-from tierwise.archive.operations import ROOT_INODE
+from tierwise.archive.operations import MAX_NAME_BYTES, ROOT_INODE
+from tierwise.core.errors import DataError
 
 Record = dict[str, Any]
+_KINDS = (
+    stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR,
+    stat.S_IFBLK,
+)  # fmt: skip
 _INODE_FIELDS = ("mode", "uid", "gid", "rdev", "size", "atime_ns", "mtime_ns", "ctime_ns")
 
 
@@ -54,7 +61,8 @@ def inode_record(catalogue: Catalogue, ino: int, *, unsealed: bool = False) -> R
             escape_name(name): base64.b64encode(value).decode() for name, value in xattrs
         }
     versions = catalogue.all(
-        "SELECT version, number, size, mtime_ns, created_ns, sha256 FROM versions"
+        "SELECT version, number, size, mtime_ns, created_ns,"
+        " CASE state WHEN 'bucket' THEN NULL ELSE sha256 END FROM versions"
         " WHERE ino = ? AND (state <> 'bucket' OR ?) ORDER BY number", ino, int(unsealed),
     )  # fmt: skip
     if versions:
@@ -98,6 +106,70 @@ def archive_record(catalogue: Catalogue, settings: Mapping[str, object]) -> Reco
     }
 
 
+def check_record(record: Mapping[str, Any]) -> None:
+    """Refuse a record no archive writes, so that damage or malice on one disc spoils no rebuild.
+
+    Raises:
+        DataError: A field is missing or impossible: a name that leads elsewhere, say.
+    """
+    try:
+        _check_numbers(record, "inode", "seq")
+        if int(record["inode"]) < ROOT_INODE:
+            raise DataError(f"{record['inode']} is no inode")
+        if record["record"] == "inode":
+            _check_inode(dict(record))
+        elif record["record"] == "tombstone":
+            _check_numbers(record, "time_ns")
+            unescape_path(record["path"])
+    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+        raise DataError(f"malformed: {type(error).__name__} {error}") from error
+
+
+def _check_inode(record: Record) -> None:
+    _check_numbers(record, *_INODE_FIELDS)
+    if stat.S_IFMT(record["mode"]) not in _KINDS or record["size"] < 0:
+        raise DataError("its mode or its size is none a file can have")
+    for parent, name in decode_names(record):
+        if parent < ROOT_INODE or parent == record["inode"] or not _is_name(name):
+            raise DataError(f"{name!r} in folder {parent} is no name")
+    if record["names"]:
+        unescape_path(record["path"])
+    decode_target(record)
+    decode_xattrs(record)
+    versions = record.get("versions", [])
+    if any(len({row[i] for row in versions}) < len(versions) for i in (0, 1)):
+        raise DataError("two of its contents have one number")
+    for row in versions:
+        _, _, _, _, _, sha256 = row
+        for number in row[:5]:
+            _check_number(number)
+        if sha256 is not None and len(bytes.fromhex(sha256)) != 32:
+            raise DataError(f"{sha256!r} is no SHA-256")
+
+
+def _check_numbers(record: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        _check_number(record[name])
+
+
+def _check_number(value: object) -> None:
+    if not (isinstance(value, int) and -(1 << 63) <= value < 1 << 63):
+        raise DataError(f"{value!r} is no number of 64 bits")
+
+
+def _is_name(name: bytes) -> bool:
+    """Return whether a name may stand in a folder.
+
+    >>> [_is_name(name) for name in (b"a", b"", b"..", b"a/b", b"x" * 256)]
+    [True, False, False, False, False]
+    """
+    return (
+        0 < len(name) <= MAX_NAME_BYTES
+        and name not in (b".", b"..")
+        and not set(name) & set(b"/\0")
+    )
+
+
 def decode_names(record: Record) -> list[tuple[int, bytes]]:
     """Return an inode record's names as (parent inode, name)."""
     return [(int(parent), unescape_name(name)) for parent, name in record["names"]]
@@ -106,7 +178,9 @@ def decode_names(record: Record) -> list[tuple[int, bytes]]:
 def decode_xattrs(record: Record) -> dict[bytes, bytes]:
     """Return an inode record's extended attributes."""
     found: dict[str, str] = record.get("xattrs", {})
-    return {unescape_name(name): base64.b64decode(value) for name, value in found.items()}
+    return {
+        unescape_name(name): base64.b64decode(value, validate=True) for name, value in found.items()
+    }
 
 
 def decode_target(record: Record) -> bytes | None:

@@ -45,7 +45,7 @@ from tierwise.archive.files import Files
 from tierwise.archive.founding import claim, declare_finished
 from tierwise.archive.fs import ArchiveFileSystem, Pause, wait_for_room
 from tierwise.archive.gather import Computed, DiscReader
-from tierwise.archive.journal import Journal, journal_path, read_journal
+from tierwise.archive.journal import Journal, journal_path, read_journal, sign_buffer
 from tierwise.archive.mend import Mender
 from tierwise.archive.namespace import Namespace
 from tierwise.archive.operations import Caller
@@ -188,13 +188,17 @@ class Archive:
             DataError: The archive is of a newer format, or its catalogue is damaged.
         """
         config = read_archive_config(root)
-        lock = None
+        lock = catalogue = None
         if write:
             lock = FileLock(root / "namespace.lock", f"{root} is locked by another mount")
             declare_finished(root)  # an init may have been cut off just before it did
         try:
             catalogue = Catalogue(root / CATALOGUE, root / FOREPARTS, clock)
+            if write:
+                sign_buffer(root, config.archive_id)
         except BaseException:
+            if catalogue is not None:
+                catalogue.close()
             if lock is not None:
                 lock.release()
             raise
@@ -450,9 +454,9 @@ class Archive:
         """Read everything that has a hash, and compare; changes nothing."""
         return verify(self.catalogue, self.store, self.shelf, progress=progress)
 
-    def fsck(self) -> list[str]:
+    def fsck(self, *, progress: Progress = SILENT) -> list[str]:
         """Return what does not fit between catalogue and buffer; reads no bytes."""
-        return fsck(self.catalogue, self.store)
+        return fsck(self.catalogue, self.store, progress=progress)
 
     @classmethod
     def rebuild(
@@ -526,7 +530,7 @@ def _rebuild(
         computed = Computed(root / COMPUTED)
         reader = DiscReader(store, shelf, computed=computed, crash_point=crash_point)
         found = reader.read(
-            discs, progress, read_journal(journal_path(root)),
+            discs, progress, read_journal(root),
             archive_id=None if config is None else config.archive_id,
         )  # fmt: skip
         if config is None:

@@ -47,10 +47,19 @@ def _row(value: Any) -> dict[str, Any]:
 
 
 def _report(record: Any, wrong: Sequence[object], *, as_json: bool) -> None:
-    """Print what a verb found, and end with 9 if anything is wrong."""
-    print_result(record if isinstance(record, dict) else _row(record), as_json=as_json)
+    """Print what a verb found, each wrong thing on a line, and end with 9 if there is any."""
+    row = record if isinstance(record, dict) else _row(record)
+    if not as_json:
+        for thing in wrong:
+            click.echo(thing if isinstance(thing, str) else "  ".join(map(str, _parts(thing))))
+        row = {key: len(value) if isinstance(value, tuple) else value for key, value in row.items()}
+    print_result(row, as_json=as_json)
     if wrong:
         click.get_current_context().exit(9)
+
+
+def _parts(thing: object) -> tuple[object, ...]:
+    return thing if isinstance(thing, tuple) else (thing,)
 
 
 @group.command()
@@ -445,9 +454,7 @@ def verify(root: Path, as_json: bool) -> None:
 def fsck(root: Path, as_json: bool) -> None:
     """Check that catalogue and buffer agree, without reading bytes."""
     with _opened(root) as archive:
-        problems = archive.fsck()
-    for problem in () if as_json else problems:
-        click.echo(problem)
+        problems = archive.fsck(progress=_progress(as_json))
     _report({"problems": problems if as_json else len(problems)}, problems, as_json=as_json)
 
 
