@@ -18,9 +18,10 @@ from torch import Tensor
 
 from tests.offload.small_models import Gpt, gpt_loss
 from tests.offload.twins import ALWAYS, NEVER, SOMETIMES, Scenario, assert_same_bits
-from tierwise.offload import OffloadAdamW
+from tierwise.offload import OffloadAdamW, fingerprint
 from tierwise.offload.lane import Lane, Pair, Wait
 from tierwise.offload.memory import host_bytes
+from tierwise.offload.queue import Task
 
 
 class FarLane:
@@ -134,3 +135,39 @@ def test_each_gradient_crosses_the_link_once_and_memory_is_as_planned(
     state = host_bytes(parameters, shadow=mode == "speculate", direct=False)
     grads = sum(-(-p.numel() // 64) * 64 * p.element_size() for p in parameters)
     assert lanes[0].allocated_bytes == state + grads
+
+
+def test_a_stale_proposal_does_not_write_where_the_update_does(lanes: list[FarLane]) -> None:
+    def run(late: bool) -> str:
+        torch.manual_seed(0)
+        model = Gpt().bfloat16()
+        options: dict[str, Any] = {"mode": "speculate", "max_grad_norm": 1e-3, "chunk_elements": 64}
+        ours = OffloadAdamW(model, 1e-2, **options)
+        release = threading.Event()
+        held: list[int] = []
+        redone: list[Task] = []
+
+        def before(task: Task) -> None:
+            if task.speculative:
+                if not held:
+                    held.append(task.rank)
+                    release.wait(0.5)
+            elif held and task.rank == held[0]:
+                redone.append(task)
+                if len(redone) == 2:  # the first piece is in place: now the proposal's would be
+                    release.set()
+                    deadline = time.monotonic() + 5
+                    while ours._queue._running and time.monotonic() < deadline:
+                        time.sleep(0.001)
+
+        for step in range(4):
+            if late and step == 3:
+                ours._queue.before = before
+            gpt_loss(model, step).backward()  # type: ignore[no-untyped-call]
+            ours.step()
+            ours.zero_grad()
+        ours.close()
+        assert bool(held) == late
+        return fingerprint(model)
+
+    assert run(late=True) == run(late=False)

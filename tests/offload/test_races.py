@@ -277,3 +277,61 @@ def test_a_forked_child_neither_uses_nor_closes_it() -> None:
     assert os.waitpid(child, 0)[1] == 0
     ours.step()
     ours.close()
+
+
+class TwoHeads(nn.Module):
+    """One head of one layer, one of two: micro-batches may use either, or both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 24)
+        self.low, self.high = nn.Linear(24, 24), nn.Linear(24, 8)
+        self.other = nn.Linear(24, 8)
+
+    def forward(self, x: Tensor, *, deep: bool, other: bool, seen: Callable[..., None]) -> Tensor:
+        hidden = self.body(x)
+        hidden.register_hook(seen)
+        total = torch.zeros(())
+        if deep:
+            total = total + self.high(functional.gelu(self.low(hidden))).square().mean()
+        if other:
+            total = total + self.other(hidden).square().mean()
+        return total
+
+
+def test_a_head_that_misses_a_micro_batch_is_not_proposed_twice_at_once() -> None:
+    def run(mode: Any) -> str:
+        torch.manual_seed(0)
+        model = TwoHeads()
+        ours = OffloadAdamW(model, 1e-2, mode=mode, num_threads=2)
+        high = next(slot for p, slot in ours._slots.items() if p is model.high.weight)
+        release, begun = threading.Event(), []
+
+        def before(task: Task) -> None:
+            if task.speculative and task.rank == high.block.rank:
+                begun.append(task)
+                if len(begun) == 1:
+                    release.wait(0.5)
+
+        def third(_grad: Tensor) -> None:  # high's second proposal ends before its first
+            deadline = time.monotonic() + 5
+            while len(begun) < 2 or (high.ticket is not None and high.ticket.remaining):
+                if mode == "barrier" or time.monotonic() > deadline:
+                    break
+                time.sleep(0.001)
+            release.set()
+
+        ours._queue.before = before
+        uses = [(False, True), (True, True), (True, False)]
+        for number, (deep, other) in enumerate(uses):
+            x = torch.randn(3, 8, generator=torch.Generator().manual_seed(number))
+            seen = third if number == 2 else lambda _grad: None
+            model(x, deep=deep, other=other, seen=seen).backward()
+            for param in model.parameters():  # somebody puts others in their place
+                if param.grad is not None and number < 2:
+                    param.grad = param.grad.clone()
+        ours.step()
+        ours.close()
+        return fingerprint(model)
+
+    assert run("speculate") == run("barrier")

@@ -3,7 +3,7 @@
 A block is one layer of a stack (a child of a ModuleList or Sequential), a module compiled on its
 own, or whatever stands beside the stacks (embedding, final norm, head). The registration order
 stands for the forward order until the first forward shows the true one. A tied parameter belongs
-to the first block that has it, which is also the one that needs it first.
+to the first block that has it; the modules of the others, any of which may run first, share it.
 
 Left out: tracing the graph, and models whose order changes from step to step (the order is a
 matter of speed, never of bits).
@@ -28,12 +28,14 @@ class Block:
         module: The module whose forward needs the parameters; None without a model.
         parameters: Its parameters, without those of an earlier block.
         rank: Place in the forward order; lower is needed sooner after a step.
+        sharers: Modules of other blocks that use one of the parameters too (tied weights).
     """
 
     name: str
     module: nn.Module | None
     parameters: list[nn.Parameter] = field(default_factory=list)
     rank: int = 0
+    sharers: list[nn.Module] = field(default_factory=list)
 
 
 def blocks_of(model: nn.Module | None, parameters: Sequence[nn.Parameter]) -> list[Block]:
@@ -48,14 +50,17 @@ def blocks_of(model: nn.Module | None, parameters: Sequence[nn.Parameter]) -> li
 
 def split_blocks(model: nn.Module) -> list[Block]:
     """Return the blocks of a model that own at least one parameter, in registration order."""
-    seen: set[int] = set()
+    owners: dict[nn.Parameter, Block] = {}
     blocks: list[Block] = []
     total = sum(p.numel() for p in model.parameters())
     for name, module, recurse in _walk(model, "", total):
-        parameters = [p for p in module.parameters(recurse=recurse) if id(p) not in seen]
-        seen.update(id(p) for p in parameters)
-        if parameters:
-            blocks.append(Block(name or "(root)", module, parameters, rank=len(blocks)))
+        parameters = list(module.parameters(recurse=recurse))
+        for owner in {owners[p]: None for p in parameters if p in owners}:
+            owner.sharers.append(module)
+        own = [p for p in parameters if p not in owners]
+        if own:
+            blocks.append(Block(name or "(root)", module, own, rank=len(blocks)))
+            owners.update(dict.fromkeys(own, blocks[-1]))
     return blocks
 
 

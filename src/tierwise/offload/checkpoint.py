@@ -42,6 +42,10 @@ def check_state(
     if any(group.get("amsgrad") or group.get("maximize") for group in groups):
         raise DataError("the state uses amsgrad or maximize, which OffloadAdamW does not have")
     indices = [index for group in groups for index in group["params"]]
+    for index, entry in state.items():
+        if missing := [key for key in ("step", "exp_avg", "exp_avg_sq") if key not in entry]:
+            names = ", ".join(missing)
+            raise DataError(f"the state is not AdamW's: parameter {index} has no {names}")
     for index, param in zip(indices, params, strict=True):
         if index in state and state[index]["exp_avg"].shape != param.shape:
             shape = tuple(state[index]["exp_avg"].shape)
@@ -54,7 +58,7 @@ def check_state(
 def clear_slot(slot: Slot) -> None:
     """Take a slot back to the state before its first step; its weights stay."""
     slot.forget()
-    slot.hits, slot.step = 0, 0
+    slot.hits, slot.step, slot.param_seen = 0, 0, None
     slot.step_tensor.zero_()
     slot.m[slot.bank].zero_()
     slot.v[slot.bank].zero_()
@@ -62,7 +66,7 @@ def clear_slot(slot: Slot) -> None:
 
 @torch.no_grad()
 def fill_slot(slot: Slot, entry: dict[str, Any]) -> None:
-    """Take over torch's entry for one parameter; without `master`, the weights stay."""
+    """Take over torch's entry for one parameter; without `master`, it is taken from the weights."""
     slot.step = int(entry["step"])
     slot.step_tensor.fill_(slot.step)
     slot.m[slot.bank].copy_(entry["exp_avg"])

@@ -1,21 +1,24 @@
 """What OffloadAdamW refuses, each in one sentence.
 
-Left out: what only a step can show (sparse gradients, closures); the optimizer says that itself.
+Left out: closures; the optimizer says that itself.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tierwise.core.errors import UsageError
 from tierwise.offload.kernel import ALIGNMENT
+from tierwise.offload.memory import Slot
 
 
 def check_arguments(
-    *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
-    max_grad_norm: float | None, mode: str, chunk_elements: int, num_threads: int,
-) -> None:  # fmt: skip
+    *, max_grad_norm: float | None, mode: str, chunk_elements: int, num_threads: int
+) -> None:
     """Return if the optimizer's arguments make sense.
 
     Raises:
@@ -23,18 +26,45 @@ def check_arguments(
     """
     chunk = f"chunk_elements {chunk_elements} is not a multiple of {ALIGNMENT}"
     rules = (
-        (float(lr) >= 0.0, f"lr {lr} is negative"),
-        (0.0 <= betas[0] < 1.0 and 0.0 <= betas[1] < 1.0, f"betas {betas} are not in [0, 1)"),
-        (eps >= 0.0, f"eps {eps} is negative"),
-        (weight_decay >= 0.0, f"weight_decay {weight_decay} is negative"),
-        (max_grad_norm is None or max_grad_norm > 0.0, f"max_grad_norm {max_grad_norm} is not > 0"),
         (mode in ("auto", "speculate", "defer", "barrier"), f"mode {mode!r} is not known"),
         (chunk_elements > 0 and chunk_elements % ALIGNMENT == 0, chunk),
         (num_threads >= 1, f"num_threads {num_threads} is not positive"),
     )
+    check_norm(max_grad_norm)
     for holds, message in rules:
         if not holds:
             raise UsageError(message)
+
+
+def check_norm(limit: float | None) -> None:
+    """Return if gradients can be clipped to this norm (None: never).
+
+    Raises:
+        UsageError: They cannot.
+    """
+    if limit is not None and not limit > 0.0:
+        raise UsageError(f"max_grad_norm {limit} is not > 0")
+
+
+def check_group(group: Mapping[str, Any]) -> None:
+    """Return if a parameter group, with the defaults filled in, asks for what there is.
+
+    Raises:
+        UsageError: A value makes no sense, or asks for another algorithm.
+    """
+    lr, betas, eps, decay = (group[key] for key in ("lr", "betas", "eps", "weight_decay"))
+    rules = (
+        (float(lr) >= 0.0, f"lr {lr} is negative"),
+        (0.0 <= betas[0] < 1.0 and 0.0 <= betas[1] < 1.0, f"betas {betas} are not in [0, 1)"),
+        (eps >= 0.0, f"eps {eps} is negative"),
+        (decay >= 0.0, f"weight_decay {decay} is negative"),
+    )
+    for holds, message in rules:
+        if not holds:
+            raise UsageError(message)
+    for key in ("amsgrad", "maximize", "capturable", "differentiable"):
+        if group.get(key):
+            raise UsageError(f"a parameter group asks for {key}, which OffloadAdamW does not have")
 
 
 def check_parameter(param: nn.Parameter, name: str) -> None:
@@ -61,6 +91,31 @@ def check_parameter(param: nn.Parameter, name: str) -> None:
         )
     if not is_dense(param):
         raise UsageError(f"{name} is a view with gaps or overlaps", hint="make it contiguous")
+
+
+def check_gradient(slot: Slot) -> None:
+    """Return if a parameter that has a gradient can be updated with it.
+
+    Raises:
+        UsageError: The gradient is sparse or of another type than the weights, or the parameter
+            is no longer what the optimizer was made for.
+    """
+    if slot.can_update():
+        return
+    grad = slot.param.grad
+    assert grad is not None
+    if grad.layout != torch.strided:
+        raise UsageError(
+            "a gradient is sparse; OffloadAdamW updates dense ones",
+            hint="make the embedding with sparse=False",
+        )
+    if not slot.fits():
+        raise UsageError(
+            f"the type, layout or device of parameter {tuple(slot.param.shape)} has changed since "
+            "the optimizer was made",
+            hint="convert the model first, then make the optimizer",
+        )
+    raise UsageError(f"a gradient is {grad.dtype}, its parameter {slot.param.dtype}")
 
 
 def is_dense(tensor: Tensor) -> bool:

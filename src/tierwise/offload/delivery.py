@@ -120,10 +120,9 @@ class Delivery:
             StateError: The host's thread has failed.
             TrainingError: A gradient was written to while the host still read it.
         """
-        late = self._late.pop(block, None)
+        late = self._late.get(block)
         if late is None:
             return
-        self.gate.late = bool(self._late)
         start = self._trace.clock() if self._trace else 0
         waited = late.ticket.remaining > 0
         self._queue.finish([late.ticket])
@@ -131,6 +130,8 @@ class Delivery:
             arrival()
         for slot in late.slots:
             slot.param_seen = slot.stamp()
+        del self._late[block]  # not before: an interrupted wait is waited for again
+        self.gate.late = bool(self._late)
         if self._trace and waited:
             self._trace.add("device", "wait", block.name, start)
         if any(grad._version != version for grad, version in late.read):

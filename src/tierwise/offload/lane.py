@@ -83,15 +83,24 @@ def choose_lane(parameters: Sequence[nn.Parameter]) -> Lane:
     Raises:
         UsageError: They are on several devices, or on one that has no lane.
     """
+    check_one_device(parameters)
     devices = {parameter.device for parameter in parameters}
     kinds = {device.type for device in devices}
     if kinds <= {"cpu"}:
         return CpuLane()
-    if len(devices) > 1:
-        names = ", ".join(sorted(str(device) for device in devices))
-        raise UsageError(f"parameters are on several devices ({names})")
     if kinds == {"cuda"}:
         from tierwise.offload.lane_cuda import CudaLane
 
         return CudaLane(devices.pop())
     raise UsageError(f"parameters on {kinds.pop()} are not supported", hint="use cpu or cuda")
+
+
+def check_one_device(parameters: Sequence[nn.Parameter]) -> None:
+    """Return if the parameters are all on one device.
+
+    Raises:
+        UsageError: They are not.
+    """
+    names = sorted({str(parameter.device) for parameter in parameters})
+    if len(names) > 1:
+        raise UsageError(f"parameters are on several devices ({', '.join(names)})")

@@ -41,6 +41,7 @@ class Slot:
         block: The block it is handed over with.
         step: Updates so far.
         bank: Which of the two banks is committed.
+        kind: What the state was allocated for: (type, size, strides, device).
         hits: Times its gradient became ready since the last step.
         grad: The gradient noted when it became ready, and what else is noted with it: its
             `grad_version`, its `norm`; `arrived` waits for its copy in `host_grad`, and `ticket`
@@ -49,12 +50,13 @@ class Slot:
 
     __slots__ = (
         "arrived", "bank", "block", "elements", "grad", "grad_version", "group", "has_shadow",
-        "hits", "host_grad", "is_bf16", "m", "master", "norm", "numbers", "param",
+        "hits", "host_grad", "is_bf16", "kind", "m", "master", "norm", "numbers", "param",
         "param_seen", "resident", "staging", "step", "step_tensor", "ticket", "v",
     )  # fmt: skip
 
     def __init__(self, param: nn.Parameter, group: dict[str, Any], block: Block) -> None:
         self.param, self.group, self.block = param, group, block
+        self.kind = _kind_of(param)
         self.is_bf16 = param.dtype == torch.bfloat16
         self.elements = param.numel()
         self.step, self.bank, self.hits = 0, 0, 0
@@ -87,12 +89,35 @@ class Slot:
         grad = self.param.grad
         return grad is not None and grad is self.grad and grad._version == self.grad_version
 
+    def fits(self) -> bool:
+        """Say whether the parameter is still of the type and layout the state was made for."""
+        return _kind_of(self.param) == self.kind
+
+    def can_update(self) -> bool:
+        """Say whether there is a gradient that the host can read as it is."""
+        grad = self.param.grad
+        return (
+            grad is not None
+            and grad.layout == torch.strided
+            and grad.dtype == self.param.dtype
+            and self.fits()
+        )
+
+    @torch.no_grad()
     def refresh_master(self) -> None:
-        """Take the master from the parameter if somebody else has written to it (or never yet)."""
-        if self.master and self.param_seen != self.stamp():
-            with torch.no_grad():
-                self.master[self.bank].copy_(self.param)
-            self.param_seen = self.stamp()
+        """Take the master from the parameter if somebody else has written to it (or never yet).
+
+        A write that left the rounded master as it is (the weights loaded again after the
+        optimizer's state, or a neighbour's in the same storage, which counts versions for both)
+        leaves the master its finer digits.
+        """
+        if not self.master or self.param_seen == self.stamp():
+            return
+        master = self.master[self.bank]
+        known = self.is_bf16 and self.param_seen is not None
+        if not (known and torch.equal(master.bfloat16(), self.param.to(master.device))):
+            master.copy_(self.param)
+        self.param_seen = self.stamp()
 
     def rows(self, grad: Tensor, *, shadow: bool, direct: bool, chunk: int) -> Iterator[Row]:
         """Yield rows of the address table: pieces of at most `chunk` elements.
@@ -132,6 +157,10 @@ class Slot:
         source = self.staging if self.is_bf16 or not self.master else self.master[self.bank]
         assert source is not None
         return self.param, source
+
+
+def _kind_of(param: Tensor) -> tuple[torch.dtype, torch.Size, tuple[int, ...], torch.device]:
+    return param.dtype, param.size(), param.stride(), param.device
 
 
 def host_bytes(params: Sequence[nn.Parameter], *, shadow: bool, direct: bool) -> int:

@@ -34,14 +34,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tierwise.core.errors import TrainingError, UsageError
+from tierwise.core.errors import DataError, TrainingError, UsageError
 from tierwise.offload import kernel
 from tierwise.offload.blocks import Block, blocks_of
 from tierwise.offload.checkpoint import check_state, clear_slot, fill_slot, state_of
-from tierwise.offload.checks import check_arguments, check_parameter
+from tierwise.offload.checks import (
+    check_arguments,
+    check_gradient,
+    check_group,
+    check_norm,
+    check_parameter,
+)
 from tierwise.offload.clip import clip_coefficient, clip_order, gradient_norms, unscale
+from tierwise.offload.consumed import ConsumedGradient
 from tierwise.offload.delivery import Delivery
-from tierwise.offload.lane import choose_lane
+from tierwise.offload.lane import check_one_device, choose_lane
 from tierwise.offload.memory import Slot, allocate_state, room_for_shadows
 from tierwise.offload.queue import UpdateQueue
 from tierwise.offload.resident import allocate_resident, update_resident
@@ -131,10 +138,11 @@ class OffloadAdamW(Optimizer):
         if isinstance(params, nn.Module):
             model, params = params, list(params.parameters())
         check_arguments(
-            lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
-            max_grad_norm=max_grad_norm, mode=mode,
-            chunk_elements=chunk_elements, num_threads=num_threads,
-        )  # fmt: skip
+            max_grad_norm=max_grad_norm,
+            mode=mode,
+            chunk_elements=chunk_elements,
+            num_threads=num_threads,
+        )
         self.mode: Mode = mode
         self.counts = Counts()
         self.trace = trace
@@ -194,18 +202,27 @@ class OffloadAdamW(Optimizer):
         weakref.finalize(self, _close, self._queue, self._handles)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to be updated from the next step on."""
+        """Add parameters to be updated from the next step on.
+
+        Raises:
+            UsageError: They cannot be updated as the group asks; nothing was added.
+        """
+        check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
         if self._ready:
-            added = [p for p in self.param_groups[-1]["params"] if p.requires_grad]
-            self.synchronize()
-            self._adopt(added)
+            try:
+                self.synchronize()
+                self._adopt([p for p in self.param_groups[-1]["params"] if p.requires_grad])
+            except BaseException:
+                self.param_groups.pop()
+                raise
 
     def _adopt(self, params: Sequence[nn.Parameter]) -> None:
         """Give parameters their blocks, host memory and hooks."""
         groups = {p: group for group in self.param_groups for p in group["params"]}
         for number, param in enumerate(params):
             check_parameter(param, f"parameter {number} {tuple(param.shape)}")
+        check_one_device([*self._slots, *params])
         new, added = set(params), []
         for block in blocks_of(self._model, params):
             slots = [Slot(p, groups[p], block) for p in block.parameters if p in new]
@@ -269,9 +286,8 @@ class OffloadAdamW(Optimizer):
             self._end_step()
             return
         keep = [s for s in slots if coefficient == 1.0 and self._holds(s)]
-        if not keep:
-            self._queue.cancel(wait=False)
         self._wait_for(keep)
+        self._queue.cancel(wait=True)  # stale proposals must not write beside the update
         kept = {s for s in keep if s.ticket is not None and not s.ticket.dropped}
         self._advance(slots, kept, coefficient)
         self.counts.steps += 1
@@ -289,15 +305,12 @@ class OffloadAdamW(Optimizer):
             for param in group["params"]:
                 if param.grad is None:
                     continue
-                if param.grad.is_sparse:
-                    raise UsageError(
-                        "a gradient is sparse; OffloadAdamW updates dense ones",
-                        hint="make the embedding with sparse=False",
-                    )
                 if param not in self._slots:  # frozen when the optimizer was made
                     self._adopt([param])
-                if param.numel():
-                    slots.append(self._slots[param])
+                slot = self._slots[param]
+                check_gradient(slot)
+                slot.group = group
+                slots.append(slot)
         return slots
 
     def _unscale(self, slots: Sequence[Slot]) -> bool:
@@ -364,10 +377,23 @@ class OffloadAdamW(Optimizer):
         self._queue.check()
 
     def _advance(self, slots: Sequence[Slot], kept: set[Slot], coefficient: float) -> None:
-        """Commit proposals, start the other updates, and send new weights on their way."""
+        """Commit the step, and wait for weights that may not be late."""
         if self.counts.steps == 0:
             self._learn_order()
         self._check_forward_seen(slots)
+        try:
+            blocks = self._commit(slots, kept, coefficient)
+        except BaseException as error:  # Ctrl-C: some parameters are a step ahead of others
+            self._queue.fail(error)
+            raise
+        for block in blocks:
+            if not (self._overlap_forward and block in self._gated):
+                self._delivery.arrive(block)
+
+    def _commit(
+        self, slots: Sequence[Slot], kept: set[Slot], coefficient: float
+    ) -> Sequence[Block]:
+        """Keep proposals, start the other updates, and send new weights on their way."""
         for slot in slots:
             if slot in kept:
                 slot.bank = 1 - slot.bank
@@ -381,9 +407,7 @@ class OffloadAdamW(Optimizer):
             slot.step += 1
             slot.step_tensor.fill_(slot.step)
             self.state[slot.param] = state_of(slot)
-        for block in blocks:
-            if not (self._overlap_forward and block in self._gated):
-                self._delivery.arrive(block)
+        return blocks
 
     def _check_forward_seen(self, slots: Sequence[Slot]) -> None:
         """Say once if gradients came of a backward without any block's forward."""
@@ -427,6 +451,7 @@ class OffloadAdamW(Optimizer):
 
     @max_grad_norm.setter
     def max_grad_norm(self, value: float | None) -> None:
+        check_norm(value)
         self._shadow.norm_limit = value
         self._shadow.want_norms = value is not None or self._nonfinite != "propagate"
 
@@ -437,11 +462,12 @@ class OffloadAdamW(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop gradients, and the proposals made from them if no step was made."""
-        if any(slot.ticket is not None for slot in self._slots.values()):
-            self._shadow.discard()
+        self._shadow.discard()
         for slot in self._slots.values():
             slot.forget()
             slot.hits = 0
+            if isinstance(slot.param.grad, ConsumedGradient):
+                slot.param.grad = None
         self._shadow.rounds = 0
         if not set_to_none:
             self._delivery.arrive_all()
@@ -495,12 +521,21 @@ class OffloadAdamW(Optimizer):
         bf16 parameters have one entry more, `master`: the fp32 weights.
         """
         self._delivery.arrive_all()
+        if self._queue.torn:
+            self._queue.check()
         state: dict[str, Any] = super().state_dict()
         state["state"] = {
             index: {key: value.clone() for key, value in entry.items()}
             for index, entry in state["state"].items()
         }
         return state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse to be copied or pickled: threads and slabs have no copy."""
+        raise UsageError(
+            "an OffloadAdamW cannot be copied or pickled",
+            hint="load its state_dict() into an OffloadAdamW of the other model",
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the state of an OffloadAdamW or a torch.optim.AdamW.
@@ -511,6 +546,8 @@ class OffloadAdamW(Optimizer):
         self.synchronize()
         self._shadow.discard()
         params = [p for group in self.param_groups for p in group["params"]]
+        if not {"state", "param_groups"} <= state_dict.keys():
+            raise DataError("this is not an optimizer's state dict: no state, no param_groups")
         state, groups = state_dict["state"], state_dict["param_groups"]
         check_state(state, groups, [len(g["params"]) for g in self.param_groups], params)
         super().load_state_dict({"state": {}, "param_groups": groups})

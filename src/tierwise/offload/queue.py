@@ -170,10 +170,11 @@ class UpdateQueue:
         if os.getpid() != self._process:
             raise StateError("an OffloadAdamW cannot be used in a forked process")
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Let every later call fail: committed state can no longer be trusted."""
         with self._changed:
-            self._failure, self.torn, self.reported = error, True, True
+            self._failure = self._failure or error
+            self.torn, self.reported = True, True
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -77,6 +77,8 @@ class Updater:
             then: Runs after the last task, on its thread.
         """
         pieces: list[tuple[bool, list[Row], list[tuple[float, ...]]]] = []
+        # the memory behind the addresses lives as long as the tasks, even if p.data is replaced
+        keep = [(grad, slot.param.detach()) for slot, grad in work]
         for bf16 in (False, True):
             chosen = [(slot, grad) for slot, grad in work if slot.is_bf16 == bf16]
             pieces += [(bf16, *piece) for piece in self._pieces(chosen, shadow=shadow, clip=clip)]
@@ -85,7 +87,7 @@ class Updater:
         return [
             Task(
                 block.rank,
-                self._work(block.name, kind, piece, keep=work, wait=wait, finish=finish),
+                self._work(block.name, kind, piece, keep=keep, wait=wait, finish=finish),
                 ticket,
                 speculative=shadow,
             )
@@ -117,7 +119,7 @@ class Updater:
         kind: str,
         piece: tuple[bool, list[Row], list[tuple[float, ...]]],
         *,
-        keep: object,  # the tensors behind the addresses live as long as the task
+        keep: object,
         wait: Wait | None,
         finish: _Countdown,
     ) -> Callable[[], None]:
@@ -228,8 +230,7 @@ class Shadow:
     def _begin_round(self) -> None:
         self._queue.check()
         if self.rounds:
-            self._pending.clear()
-            self._queue.cancel(wait=True)
+            self.discard()
         self.rounds += 1
         self._square_sum, self.stopped, self._callback_set = 0.0, False, False
 
@@ -251,12 +252,14 @@ class Shadow:
     def flush(self) -> None:
         """Hand over the gradients collected so far."""
         slots, self._pending = self._pending, []
-        slots = [s for s in slots if s.param.grad is not None and not s.param.grad.is_sparse]
+        slots = [slot for slot in dict.fromkeys(slots) if slot.can_update()]
         if not slots:
             return
         self._trace_backward(slots[0].block)
         if not self._is_final():
             return
+        if any(s.ticket is not None and s.ticket.remaining for s in slots):
+            self._queue.cancel(wait=True)  # an earlier backward's proposal, in the same memory
         with torch.no_grad():
             self._note(slots)
             if self.want_norms and self._over_limit(slots):

@@ -51,7 +51,8 @@ def differing_bits(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[s
     a, b = dict(_tensors("", ours)), dict(_tensors("", theirs))
     counts = {name: int((a.get(name, b.get(name)) == 0).numel()) for name in a.keys() ^ b.keys()}  # type: ignore[union-attr]
     for name in a.keys() & b.keys():
-        same = (a[name] == b[name]) | (a[name].isnan() & b[name].isnan())
+        same = (a[name] == b[name]) & (a[name].signbit() == b[name].signbit())
+        same |= a[name].isnan() & b[name].isnan()
         if not bool(same.all()):
             counts[name] = int((~same).sum())
     return counts

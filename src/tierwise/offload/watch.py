@@ -121,7 +121,7 @@ def watch_model(
 
     Args:
         model: The model.
-        blocks: Their modules' forwards call `before`.
+        blocks: The forwards of their modules, and of those that share a parameter, call `before`.
         before: A bound method; held weakly.
         settle: A bound method that waits for all weights; held weakly.
         overlap_forward: Weights may be late: state dict hooks call `settle`.
@@ -134,6 +134,9 @@ def watch_model(
         if block.module is not None:
             enter = _Enter(block, before, settle, gate, trace)
             handles.append(block.module.register_forward_pre_hook(enter))
+            for module in block.sharers:
+                early = _Enter(block, before, settle, gate, None)
+                handles.append(module.register_forward_pre_hook(early))
             if trace:
                 leave = _Leave(block, enter, trace, mark)
                 handles.append(block.module.register_forward_hook(leave))
@@ -154,5 +157,8 @@ def watch_gradient(slot: Slot, shadow: Shadow) -> RemovableHandle:
     def ready(_param: Tensor) -> None:
         shadow.gradient_ready(slot)
 
+    trained = slot.param.requires_grad
+    slot.param.requires_grad_(True)  # a frozen one takes no hooks, and may be trained later
     handle: RemovableHandle = slot.param.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
+    slot.param.requires_grad_(trained)
     return handle
