@@ -16,7 +16,7 @@ from tierwise.archive.journal import README, journal_path, read_journal
 from tierwise.archive.operations import SetAttributes
 from tierwise.archive.slices import check_record
 from tierwise.archive.vault import Archive
-from tierwise.core.errors import DataError, StateError
+from tierwise.core.errors import DataError, MissingFileError, StateError
 
 from .conftest import ARCHIVE_ID
 
@@ -76,6 +76,20 @@ def test_the_buffer_of_another_archive_is_refused(make_archive: Make) -> None:
     assert Archive.rebuild(mine.root).faults == ()
     with Archive.open(mine.root) as again:
         assert contents(again) == expected
+
+
+def test_a_lost_buffer_is_said_and_the_discs_are_enough(make_archive: Make) -> None:
+    archive = make_archive()
+    archive.files.write_file("f", b"on disc")
+    put_away(archive)
+    archive.close()
+    shutil.rmtree(archive.root / "buffer")
+    with pytest.raises(MissingFileError, match="lost its buffer"):
+        Archive.open(archive.root)
+    (archive.root / "metadata").rename(archive.root / "away")
+    Archive.rebuild(archive.root)
+    with Archive.open(archive.root) as again:
+        assert contents(again) == {b"f": b"on disc"}
 
 
 def test_bytes_that_are_not_the_lost_content_never_stand_in_for_it(make_archive: Make) -> None:

@@ -23,6 +23,7 @@ from tierwise.core.errors import DataError, MissingFileError, StateError, Storag
 SCHEMA_VERSION = 1
 Row = tuple[Any, ...]
 Clock = Callable[[], int]  # nanoseconds since 1970-01-01 UTC
+_BUSY_S = 600.0  # planning an image of a million files is one transaction of minutes; then EIO
 
 
 class Catalogue:
@@ -42,7 +43,9 @@ class Catalogue:
         self.path, self.clock = path, clock
         self._lock = threading.RLock()
         self._depth = 0
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
+        self._db = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, timeout=_BUSY_S
+        )
         try:
             self._prepare(path, foreparts)
         except sqlite3.DatabaseError as error:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tierwise.archive.catalogue import Catalogue
 from tierwise.archive.slices import Record, check_record, inode_record, tombstone_record
-from tierwise.core.errors import DataError, StateError
+from tierwise.core.errors import DataError, MissingFileError, StateError
 from tierwise.core.records import write_whole
 
 _COMPACT_BYTES = 64 << 20
@@ -61,8 +61,14 @@ def sign_buffer(root: Path, archive_id: str) -> None:
     """Say in an archive's buffer whose it is, unless that is said already.
 
     Raises:
+        MissingFileError: There is no buffer.
         StateError: It is another archive's.
     """
+    if not (root / "buffer" / "files").is_dir():
+        raise MissingFileError(
+            f"{root} has lost its buffer",
+            hint="put buffer/ back; if it is gone, move metadata/ away and rebuild from discs",
+        )
     owner = buffer_owner(root)
     if owner is None:
         write_whole(root / "buffer" / README, _README.format(archive_id=archive_id))
