@@ -11,15 +11,17 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from PIL import Image
+from pyarrow import parquet
 
 from tierwise.cli.curriculum import group
 from tierwise.core.errors import DataError, MissingFileError, UsageError
 from tierwise.curriculum.layouts import Layout, read_any, write_any
 from tierwise.curriculum.samples import BadImageError, ImageFault, image_digest, load_image
-from tierwise.curriculum.stored import StoredImage
+from tierwise.curriculum.stored import StoredImage, file_of
 
 
 def picture(path: Path, red: int) -> Path:
@@ -286,6 +288,52 @@ def test_a_damaged_datasets_folder_is_refused(
     (folder / name).write_bytes(content)
     with pytest.raises(DataError, match=reason):
         read_any(folder, skip_bad=True)
+
+
+def test_a_damaged_parquet_file_is_refused_with_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    raw = pa.array([b"ab", b"\xff\xfe"], pa.binary())
+    text = pa.StringArray.from_buffers(2, raw.buffers()[1], raw.buffers()[2])  # nobody checks it
+    parquet.write_table(pa.table({"question": text, "answer": ["1", "2"]}), path)
+    with pytest.raises(DataError, match=r"rows\.parquet: rows 1 to 2 hold text that is not UTF-8"):
+        read_any(path)
+    table = pa.table({"question": ["how many ?" * 100], "answer": ["1"]})
+    parquet.write_table(table, path, compression="snappy")
+    data = bytearray(path.read_bytes())
+    data[20:120] = b"\x5a" * 100
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"rows\.parquet is damaged"):
+        read_any(path)
+
+
+def test_pictures_in_lists_of_one_length(tmp_path: Path) -> None:
+    pair = [{"bytes": picture(tmp_path / f"{red}.png", red).read_bytes()} for red in (7, 9)]
+    kind = pa.list_(pa.struct([("bytes", pa.binary())]), 2)
+    columns = {"question": ["q ?"], "answer": ["1"], "images": pa.array([pair], kind)}
+    parquet.write_table(pa.table(columns), tmp_path / "rows.parquet")
+    (sample,) = read_any(tmp_path / "rows.parquet").samples
+    assert [red_of(image) for image in sample.images] == [7, 9]
+
+
+@pytest.mark.parametrize(
+    "name", ["x.p\0ng", "x." + "y" * 300, "../../x.png", "/x/y", "x.\udcff", "x. ", ""]
+)
+def test_a_stored_picture_s_file_is_named_by_us_whatever_it_was_called(
+    tmp_path: Path, name: str
+) -> None:
+    data = picture(tmp_path / "good.png", 3).read_bytes()
+    column = pa.array([{"bytes": data}], pa.struct([("bytes", pa.binary())]))
+    parquet.write_table(pa.table({"image": column}), tmp_path / "rows.parquet")
+    stored = StoredImage(table=tmp_path / "rows.parquet", row=0, column="image", name=name)
+    file = file_of(stored, tmp_path / "out" / "arm.jsonl")
+    assert file.parent == tmp_path / "out" / "arm_images"
+    assert (file.suffix, red_of(file)) == (".png", 3)
+
+
+def test_a_table_that_changed_is_said_when_its_pictures_are_written(tmp_path: Path) -> None:
+    stored = StoredImage(table=tmp_path / "gone.parquet", row=0, column="image", name="a.png")
+    with pytest.raises(DataError, match=r"gone\.parquet:row 1, image cannot be read"):
+        file_of(stored, tmp_path / "arm.jsonl")
 
 
 def test_parquet_with_pictures_as_bytes_over_several_row_groups(tmp_path: Path) -> None:

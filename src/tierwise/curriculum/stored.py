@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -73,11 +74,20 @@ class StoredImage:
 
 
 def file_of(picture: Path | StoredImage, path: Path) -> Path:
-    """Return a picture's file; for a stored one it is written, by its hash, beside `path`."""
+    """Return a picture's file; for a stored one it is written, by its hash, beside `path`.
+
+    Raises:
+        DataError: A stored picture is no longer where it was.
+    """
     if isinstance(picture, Path):
         return picture
-    data = picture.read_bytes()
-    suffix = Path(picture.name).suffix or _suffix_of(data)
+    try:
+        data = picture.read_bytes()
+    except OSError as error:
+        raise DataError(f"{picture} cannot be read", hint="the data has changed") from error
+    suffix = Path(picture.name).suffix
+    if not re.fullmatch(r"\.[A-Za-z0-9]{1,8}", suffix):  # a stored name may be anything
+        suffix = _suffix_of(data)
     name = f"{hashlib.sha256(data).hexdigest()[:16]}{suffix}"
     file = path.with_name(f"{path.stem}_images") / name
     if not file.exists():
@@ -103,15 +113,18 @@ def rows_of_table(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     labels = _label_names(path) if path.is_dir() else {}
     start = 0
     for batch in _batches(path):
-        plain = batch.select(
-            [field.name for field in batch.schema if _kind(field.type) is None]
-        ).to_pylist()
+        names = [field.name for field in batch.schema if _kind(field.type) is None]
+        try:
+            plain = batch.select(names).to_pylist()
+        except UnicodeDecodeError as error:  # no writer's library lets that pass
+            where = f"rows {start + 1} to {start + batch.num_rows}"
+            raise DataError(f"{path}: {where} hold text that is not UTF-8") from error
         pictures = [field.name for field in batch.schema if _kind(field.type) is not None]
         for place in range(batch.num_rows):
             row = {key: value for key, value in plain[place].items() if value is not None}
-            for name, names in labels.items():
-                if name in row and 0 <= row[name] < len(names):
-                    row[name] = names[row[name]]
+            for name, words in labels.items():
+                if name in row and 0 <= row[name] < len(words):
+                    row[name] = words[row[name]]
             for name in pictures:
                 value = _pictures(batch.column(name)[place], path, start + place, name)
                 if value is not None:
@@ -141,7 +154,7 @@ def _kind(kind: Any) -> str | None:
     """Return "one" or "many" for a type that holds pictures as bytes, else None."""
     from pyarrow import types
 
-    if types.is_list(kind) or types.is_large_list(kind):
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return "many" if _kind(kind.value_type) == "one" else None
     if not types.is_struct(kind):
         return None
@@ -156,10 +169,16 @@ def _is_binary(kind: Any) -> bool:
 
 
 def _batches(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+
     if path.is_dir():
         yield from open_dataset(path).to_batches(max_chunksize=_ROWS_AT_ONCE)
-    else:
-        yield from open_parquet(path).iter_batches(batch_size=_ROWS_AT_ONCE)
+        return
+    batches = open_parquet(path).iter_batches(batch_size=_ROWS_AT_ONCE)
+    try:
+        yield from batches
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is damaged: {error}") from error
 
 
 def open_parquet(path: Path) -> Any:
