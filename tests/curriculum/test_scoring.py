@@ -392,6 +392,7 @@ def test_attention_of_a_server_is_refused(plain_sample: Sample, tmp_path: Path) 
         "permilles = [0, 200, 100]",
         "sampling.temperature = -1.0",
         "sampling.batch_size = 0",
+        "masking.patch_side = 0",
     ],
 )
 def test_settings_that_make_no_sense(text: str) -> None:

@@ -82,6 +82,8 @@ class ScoreConfig:
             raise ConfigError("num_attempts must be 1 or more and tau between 0 and 1")
         if self.sampling.batch_size < 1 or self.sampling.max_new_tokens < 1:
             raise ConfigError("batch_size and max_new_tokens must be 1 or more")
+        if self.masking.patch_side < 1:
+            raise ConfigError("masking.patch_side must be 1 or more")
         if self.adaptive.step < 1 or self.adaptive.num_attempts < 1:
             raise ConfigError("adaptive.step and adaptive.num_attempts must be 1 or more")
         if not 0.25 < self.adaptive.confidence < 1:
