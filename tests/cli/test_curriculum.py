@@ -50,6 +50,20 @@ def test_score_select_report(
     assert (page / "report.html").is_file()
 
 
+def test_a_score_says_which_error_was_the_commonest(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.loads(line) for line in data.read_text().splitlines()[:4]]
+    for row, name in zip(rows, ("gone.png", "gone.png", "bad.png", ""), strict=True):
+        row["images"] = [name or str(data.parent / row["images"][0])]
+    (tmp_path / "bad.png").write_text("no picture")
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    score = ["curriculum", "score", str(tmp_path / "rows.jsonl"), "--model", "tiny", "--json"]
+    assert run([*score, "--out", str(tmp_path / "scores"), *QUICK]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["commonest_error"], result["without_stratum"]) == ("image_missing", 3)
+
+
 def test_the_report_holds_everything_and_serves_an_unfinished_run_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

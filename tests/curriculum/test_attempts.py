@@ -63,8 +63,10 @@ def test_a_batch_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         broken: Any = replace(attempt(2), text=None)  # type: ignore[arg-type]
         log.add([attempt(5)])
         log.claim("batch", owner="me", now=0.0, lease_s=10.0)
-        log.add([attempt(1), broken], batch="batch")  # NOT NULL: the row is refused
-        assert [row.key.k for row in log.attempts()] in ([5], [1, 5])
+        with pytest.raises(sqlite3.IntegrityError):
+            log.add([attempt(1), broken], batch="batch")  # NOT NULL: the row is refused
+        assert [row.key.k for row in log.attempts()] == [5]
+        assert log.owners() == ["me"]
 
 
 def test_balances_are_kept_beside_the_greedy_answer(tmp_path: Path) -> None:
@@ -91,18 +93,28 @@ def test_a_claim_holds_until_its_lease_is_over(tmp_path: Path) -> None:
         assert other.claim("b", owner="two", now=112.0, lease_s=10.0)
 
 
-def test_errors_can_be_tried_again(tmp_path: Path) -> None:
+def test_what_a_server_never_answered_can_be_asked_again(tmp_path: Path) -> None:
     def failed(number: int, name: str) -> Attempt:
         return Attempt(
             key=key(number), text="", extracted="", verdict=Verdict.ERROR, score=0.0, error=name
         )
 
+    keys = [key(number) for number in range(5)]
     with AttemptLog(tmp_path / "x.sqlite") as log:
         log.add([failed(0, "server_500"), failed(1, "image_empty"), attempt(2)])
-        assert log.forget_errors(["server_500"]) == 1
-        assert [row.key.k for row in log.attempts()] == [1, 2]
-        assert log.forget_errors() == 1
-        assert [row.key.k for row in log.attempts()] == [2]
+        log.add([failed(3, "server_timeout")])
+        unreached = log.unreached(model_hash=keys[0].model_hash)
+        assert unreached == {keys[0], keys[3]}
+        assert log.unreached(model_hash="another") == set()
+        assert log.missing(keys) == [keys[4]]
+        assert log.missing(keys, again=unreached) == [keys[0], keys[3], keys[4]]
+        log.add([attempt(0), attempt(1), failed(2, "server_500"), failed(3, "server_500")])
+        rows = {row.key.k: (row.verdict.value, row.error) for row in log.attempts()}
+        assert rows[0] == (attempt(0).verdict.value, "")
+        assert rows[1] == ("error", "image_empty")  # the first outcome counts, but for servers'
+        assert rows[2] == (attempt(2).verdict.value, "")
+        assert rows[3] == ("error", "server_500")
+        assert log.missing(keys, again=unreached) == [keys[3], keys[4]]
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -11,18 +11,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from PIL import Image
 
 from tierwise.core.errors import UsageError
+from tierwise.curriculum.adaptive import Adaptive
 from tierwise.curriculum.answerers import LocalAnswerer, Request
 from tierwise.curriculum.keyed import key_seed
 from tierwise.curriculum.models import LocalModel, PromptTemplate
 from tierwise.curriculum.pism import Stratum
 from tierwise.curriculum.probes import Sampling
 from tierwise.curriculum.samples import Sample, SampleSet, load_image
+from tierwise.curriculum.scores import Scores
 from tierwise.curriculum.scoring import ScoreConfig, score
 from tierwise.curriculum.server import ServerPool, _content
 
@@ -178,6 +180,47 @@ def test_what_a_server_does_wrong_is_an_error_with_its_class(
     (row,) = found.rows
     assert (row.error, row.pism_stratum, row.num_errors) == (fault, Stratum.ERROR, 2)
     assert num_tries == (2 if fault == "server_400" else 4)  # a 400 is not worth another try
+
+
+@pytest.mark.parametrize("mode", ["grid", "adaptive"])
+def test_what_a_server_failed_at_is_asked_again_when_the_run_goes_on(
+    plain_sample: Sample, tmp_path: Path, mode: Literal["grid", "adaptive"]
+) -> None:
+    """A server that was down for an hour must not cost the samples of that hour."""
+    samples = [plain_sample, replace(plain_sample, id="other")]
+    config = ScoreConfig(
+        num_attempts=3,
+        permilles=(0, 500),
+        mode=mode,
+        adaptive=Adaptive(num_attempts=6, step=2),
+        cmab=False,
+        sampling=Sampling(batch_size=4),
+    )
+
+    def run(folder: str, *, down: bool) -> tuple[Scores, Counter[int]]:
+        asked: Counter[int] = Counter()
+
+        def behave(talk: Conversation, body: dict[str, Any]) -> None:
+            asked[body["seed"]] += 1
+            if down and body["seed"] % 3:
+                talk.say("", status=500)
+            else:
+                talk.say(str(body["seed"] % 2))
+
+        with serving(behave) as server:
+            one = pool(server.url, retries=0)
+            found = score(samples, one, config=config, folder=tmp_path / folder, seed=0)
+        return found, asked
+
+    whole, _ = run("whole", down=False)
+    broken, first = run("broken", down=True)
+    assert 0 < broken.spent["errors"] < broken.spent["attempts"]
+    mended, second = run("broken", down=False)
+    assert [row.num_errors for row in mended.rows] == [0, 0]
+    assert not {seed for seed in first if seed % 3 == 0} & set(second)  # paid for once
+    assert max(second.values()) == 1
+    if mode == "grid":
+        assert mended.rows == whole.rows
 
 
 def test_no_server_at_all_is_an_error_too(plain_sample: Sample) -> None:

@@ -123,6 +123,8 @@ def score(
         **{one.value: count for one, count in counts.items() if one is not Stratum.ERROR},
         "without_stratum": counts[Stratum.ERROR],
     }
+    if classes := [row.error for row in found.rows if row.error]:
+        result["commonest_error"] = max(sorted(classes), key=classes.count)
     print_result(result, as_json=as_json)
 
 

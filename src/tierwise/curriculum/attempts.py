@@ -6,13 +6,16 @@ in one transaction, so a killed run loses at most the batch it was working on an
 row twice. Several processes may work on one log: each claims a batch for a time, and a claim that
 runs out (its process was killed) may be taken over. docs/formats/attempts.md has the columns.
 
+An attempt that no server answered is no attempt of the model's: it is recorded, and a later run
+may ask again and put the answer in its place. Everything else stays as it was first written.
+
 Left out: deleting attempts (a log only grows), network databases.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass, fields
 from enum import StrEnum
@@ -144,6 +147,7 @@ class Spending:
 _KEY_COLUMNS = tuple(field.name for field in fields(AttemptKey))
 _VALUE_COLUMNS = tuple(field.name for field in fields(Attempt) if field.name != "key")
 _COLUMNS = (*_KEY_COLUMNS, *_VALUE_COLUMNS)
+_UNREACHED = "(attempt.verdict = 'error' AND attempt.error GLOB 'server_*')"
 
 
 class AttemptLog:
@@ -218,10 +222,15 @@ class AttemptLog:
     ) -> None:
         """Write rows in one transaction, and give the claim on `batch` back.
 
-        A row whose key is there already is kept as it was: the first answer counts.
+        A row whose key is there already is kept as it was, since the first outcome counts, unless
+        it says that no server answered.
         """
         marks = ",".join("?" * len(_COLUMNS))
-        insert = f"INSERT OR IGNORE INTO attempt ({','.join(_COLUMNS)}) VALUES ({marks})"
+        values = ",".join(f"{name} = excluded.{name}" for name in _VALUE_COLUMNS)
+        insert = (
+            f"INSERT INTO attempt ({','.join(_COLUMNS)}) VALUES ({marks}) "
+            f"ON CONFLICT ({','.join(_KEY_COLUMNS)}) DO UPDATE SET {values} WHERE {_UNREACHED}"
+        )
         with self._transaction():
             self._db.executemany(insert, (_row_of(attempt) for attempt in attempts))
             self._db.executemany(
@@ -231,11 +240,26 @@ class AttemptLog:
             if batch is not None:
                 self._db.execute("DELETE FROM claim WHERE batch = ?", (batch,))
 
-    def missing(self, keys: Sequence[AttemptKey]) -> list[AttemptKey]:
-        """Return the keys that have no row yet, in their order."""
+    def missing(
+        self, keys: Sequence[AttemptKey], *, again: Set[AttemptKey] = frozenset()
+    ) -> list[AttemptKey]:
+        """Return the keys that have no row yet, in their order.
+
+        Args:
+            keys: Where to look.
+            again: Of these a row that says that no server answered does not count.
+        """
         where = " AND ".join(f"{name} = ?" for name in _KEY_COLUMNS)
-        query = f"SELECT 1 FROM attempt WHERE {where}"
-        return [key for key in keys if self._db.execute(query, _key_row(key)).fetchone() is None]
+        query = f"SELECT {_UNREACHED} FROM attempt WHERE {where}"
+        rows = ((key, self._db.execute(query, _key_row(key)).fetchone()) for key in keys)
+        return [key for key, row in rows if row is None or (row[0] and key in again)]
+
+    def unreached(self, *, model_hash: str) -> set[AttemptKey]:
+        """Return the keys of a model's attempts that no server answered."""
+        query = (
+            f"SELECT {','.join(_KEY_COLUMNS)} FROM attempt WHERE model_hash = ? AND {_UNREACHED}"
+        )
+        return {_key_of(row) for row in self._db.execute(query, (model_hash,))}
 
     def verdict(self, key: AttemptKey) -> Verdict:
         """Return how one attempt ended.
@@ -308,14 +332,6 @@ class AttemptLog:
         """Give back every claim of an owner, as an interrupted run does."""
         with self._transaction():
             self._db.execute("DELETE FROM claim WHERE owner = ?", (owner,))
-
-    def forget_errors(self, classes: Sequence[str] | None = None) -> int:
-        """Remove rows that are errors (of the given classes), to try again; return how many."""
-        with self._transaction():
-            query = "DELETE FROM attempt WHERE verdict = 'error'"
-            if classes is not None:
-                query += f" AND error IN ({','.join('?' * len(classes))})"
-            return self._db.execute(query, tuple(classes or ())).rowcount
 
     def spending(
         self,

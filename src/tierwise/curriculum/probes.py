@@ -104,6 +104,7 @@ class Desk:
     clock: Callable[[], float] = time.time
     _hashes: dict[tuple[str, bool, bool, bool], str] = field(default_factory=dict)
     _model: str = ""
+    _unreached: set[AttemptKey] | None = None
     _pixels: dict[str, tuple[Pixels, ...]] = field(default_factory=dict)
 
     def model_hash(self) -> str:
@@ -174,6 +175,8 @@ class Desk:
     ) -> None:
         """Ask, batch by batch, whatever of the keys the log does not hold.
 
+        What no server answered in an earlier run is asked once more.
+
         Args:
             keys: What to ask.
             name: What the progress calls it.
@@ -215,10 +218,19 @@ class Desk:
             return False
         attempts, balances = ask(self._missing(batch, balance))
         self.log.add(attempts, balances, batch=name)
+        self._asked_again().difference_update(batch)
         return True
 
     def _missing(self, batch: Sequence[AttemptKey], balance: bool) -> list[AttemptKey]:
-        return self.log.missing_balances(batch) if balance else self.log.missing(batch)
+        if balance:
+            return self.log.missing_balances(batch)
+        return self.log.missing(batch, again=self._asked_again())
+
+    def _asked_again(self) -> set[AttemptKey]:
+        """Return the keys that no server had answered when this run began, and it has not asked."""
+        if self._unreached is None:
+            self._unreached = self.log.unreached(model_hash=self.model_hash())
+        return self._unreached
 
     def ask(self, keys: Sequence[AttemptKey], *, balance: bool = False) -> Asked:
         """Return an attempt for each key, judged, and balances; the log is not touched."""

@@ -231,7 +231,6 @@ def _judge(
     progress: Progress,
 ) -> dict[str, Attempt]:
     """Return the judge's reply by sample id, for the answers that it has to read."""
-    _forget_unreached(log, judge)
     by_id = {item.sample.id: item for item in items}
     prompts = []
     for item in items:
@@ -261,13 +260,6 @@ def _judge(
         name="judging",
         progress=progress,
     )
-
-
-def _forget_unreached(log: AttemptLog, judge: ServerPool) -> None:
-    attempts = log.attempts(model_hash=judge.model_hash())
-    classes = {one.error for one in attempts if one.error.startswith("server_")}
-    if classes:
-        log.forget_errors(sorted(classes))
 
 
 def _attempts(
