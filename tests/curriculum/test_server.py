@@ -3,6 +3,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -275,3 +278,53 @@ def test_a_pool_that_cannot_answer_is_refused() -> None:
         pool("host:8000")
     with pytest.raises(UsageError, match="needs an endpoint"):
         pool()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tierwise.curriculum.answerers import Request
+from tierwise.curriculum.samples import Sample
+from tierwise.curriculum.server import ServerPool
+asked = Request(sample=Sample(id="x", question="q", answer="1"), images=(), seed=1)
+print("asking", flush=True)
+ServerPool(endpoints=(sys.argv[1],), model="tiny").answer(
+    [asked] * 3, temperature=0.0, max_new_tokens=8
+)
+"""
+
+
+def test_an_interrupted_process_does_not_wait_for_a_server_that_hangs() -> None:
+    asked, let_go = threading.Event(), threading.Event()
+
+    def behave(talk: Conversation, body: dict[str, Any]) -> None:
+        asked.set()
+        let_go.wait(120)
+
+    with serving(behave) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, server.url], stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert asked.wait(90)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            let_go.set()
+    assert "KeyboardInterrupt" in said
+    assert process.returncode != 0
+
+
+def test_a_redirection_is_an_error_for_the_key_would_go_along(held_out: SampleSet) -> None:
+    with serving(lambda talk, body: talk.say("5")) as other:
+
+        def away(talk: Conversation, body: dict[str, Any]) -> None:
+            talk.leave()
+            talk.send_response(302)
+            talk.send_header("Location", other.url)
+            talk.end_headers()
+
+        with serving(away) as server:
+            (reply,) = ask(pool(server.url, api_key="secret"), request(held_out.samples[0]))
+    assert reply.error == "server_302"

@@ -16,11 +16,12 @@ import hashlib
 import http.client
 import io
 import json
+import queue
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -102,8 +103,7 @@ class ServerPool:
         """Return one reply a request, in order; many are in flight at once."""
         bodies = [self._body(request, temperature, max_new_tokens) for request in requests]
         workers = min(len(requests), self.per_endpoint * len(self.endpoints)) or 1
-        with ThreadPoolExecutor(max_workers=workers) as threads:
-            return list(threads.map(self._reply, range(len(bodies)), bodies))
+        return _in_threads(self._reply, bodies, workers)
 
     def _body(self, request: Request, temperature: float, max_new_tokens: int) -> bytes:
         messages: list[dict[str, Any]] = []
@@ -140,7 +140,7 @@ class ServerPool:
         url = endpoint.rstrip("/") + "/chat/completions"
         request = urllib.request.Request(url, data=body, headers=headers, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
+            with _OPENER.open(request, timeout=self.timeout_s) as response:
                 payload = response.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -179,6 +179,55 @@ class ServerPool:
             num_tokens=num_tokens,
             finished=choice.get("finish_reason") != "length",
         )
+
+
+def _in_threads(
+    reply: Callable[[int, bytes], Reply], bodies: Sequence[bytes], num_threads: int
+) -> list[Reply]:
+    """Return the reply to each body; Ctrl-C leaves requests in flight behind.
+
+    A thread pool would wait for them, and the process for the pool: a server that hangs would
+    then keep an interrupted run for its whole timeout, and once more for every further try.
+    """
+    numbers, ended = queue.SimpleQueue[int](), threading.Event()
+    made: dict[int, Reply] = {}
+    raised: list[BaseException] = []
+    for number in range(len(bodies)):
+        numbers.put(number)
+
+    def work() -> None:
+        while not ended.is_set():
+            try:
+                number = numbers.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                made[number] = reply(number, bodies[number])
+            except BaseException as error:  # handed to the caller below
+                raised.append(error)
+                ended.set()
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(num_threads)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        ended.set()
+    if raised:
+        raise raised[0]
+    return [made[number] for number in range(len(bodies))]
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Takes a redirection for an error: the key would go along, to whatever host is named."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 def _content(request: Request, *, suffix: str) -> list[dict[str, Any]]:
