@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -387,6 +388,32 @@ def test_a_loss_that_is_not_finite_names_the_batch_and_keeps_the_last_checkpoint
     assert rest.finished
 
 
+def test_weights_that_a_rate_has_blown_up_are_no_good_checkpoint(
+    samples: list[Sample], tmp_path: Path
+) -> None:
+    model = small_model()
+    settings = config(steps=6, checkpoint_every=1)
+    with pytest.raises(TrainingError, match=r"nan at step 2, samples train-5") as caught:
+        train(tmp_path, samples, settings, model=model, optimizer=adamw(model, lr=1e30))
+    assert "the last good checkpoint is" in str(caught.value.hint)
+    assert "step-000000: step-000001 holds the weights of now" in str(caught.value.hint)
+    assert len((tmp_path / "record.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_stopped_after_every_step_it_ends_as_if_never_stopped(
+    samples: list[Sample], tmp_path: Path, variant: dict[str, Any]
+) -> None:
+    settings = config(**variant)
+    whole, weights, optimizer = train(tmp_path / "whole", samples, settings)
+    for step in range(settings.steps):
+        part, found, state = train(tmp_path / "parts", samples, settings, stop=lambda: True)
+        assert (part.resumed_from, part.steps) == (step, step + 1)
+    assert values_of(part) == values_of(whole)
+    assert same_bits(weights, found)
+    assert same_bits(optimizer.state_dict(), state.state_dict())
+
+
 def test_a_reward_that_hangs_names_the_batch_and_keeps_the_last_checkpoint(
     samples: list[Sample], tmp_path: Path
 ) -> None:
@@ -445,7 +472,7 @@ def test_out_of_memory_halves_the_pass_once_and_says_so(
 
     def small(model: LocalModel, rollouts: Rollouts, **rest: Any) -> Tensor:
         if len(rollouts.texts) > limit:
-            raise torch.OutOfMemoryError("no room")
+            torch.empty(2**58)  # more than any machine has: what torch raises on the CPU
         return completion_logprobs(model, rollouts, **rest)
 
     monkeypatch.setattr(learner, "completion_logprobs", small)
@@ -461,6 +488,19 @@ def test_out_of_memory_halves_the_pass_once_and_says_so(
     assert same_bits(weights, weights_found)
 
 
+def test_no_memory_for_the_update_itself_ends_the_run(
+    samples: list[Sample], tmp_path: Path
+) -> None:
+    class Greedy(torch.optim.SGD):
+        def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+            torch.empty(2**58)
+
+    model = small_model()
+    optimizer = Greedy(model.model.parameters(), lr=0.1)
+    with pytest.raises(TrainingError, match="out of memory in the optimizer's own update"):
+        train(tmp_path, samples, config(), model=model, optimizer=optimizer)
+
+
 def test_a_folder_of_another_run_is_refused(samples: list[Sample], tmp_path: Path) -> None:
     train(tmp_path, samples, config(steps=1))
     with pytest.raises(StateError, match="another config"):
@@ -469,8 +509,16 @@ def test_a_folder_of_another_run_is_refused(samples: list[Sample], tmp_path: Pat
         train(tmp_path, samples, config(steps=1), seed=9)
     with pytest.raises(StateError, match="another data"):
         train(tmp_path, samples[1:], config(steps=1))
+    with pytest.raises(StateError, match="another data"):
+        train(tmp_path, [replace(samples[0], task="bar"), *samples[1:]], config(steps=1))
     with pytest.raises(StateError, match="another starting model"):
         train(tmp_path, samples, config(steps=1), model=small_model(1))
+    other = small_model()
+    with pytest.raises(StateError, match="another setting of the optimizer"):
+        train(tmp_path, samples, config(steps=1), model=other, optimizer=adamw(other, lr=1e-3))
+    other.model.lm_head.requires_grad_(False)
+    with pytest.raises(StateError, match="another choice of what is trained"):
+        train(tmp_path, samples, config(steps=1), model=other)
 
 
 def test_refusals(samples: list[Sample], tmp_path: Path) -> None:

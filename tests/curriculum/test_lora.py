@@ -170,6 +170,18 @@ def test_resumed_equals_uninterrupted_bit_for_bit(
     assert same_bits(optimizer_rest.state_dict(), optimizer.state_dict())
 
 
+def test_drop_out_depends_on_the_seed_of_the_run_alone(
+    samples: list[Sample], tmp_path: Path
+) -> None:
+    runs = []
+    for number in range(2):
+        torch.manual_seed(number)  # what a process begins with is not the same twice
+        model = adapted(dropout=0.3)
+        train(tmp_path / str(number), samples, model)
+        runs.append(weights(model))
+    assert same_bits(*runs)
+
+
 def test_a_checkpoint_holds_the_adapter_alone_in_pefts_own_layout(
     samples: list[Sample], tmp_path: Path
 ) -> None:

@@ -173,6 +173,8 @@ def test_offloaded_training_ends_with_the_same_bits(home: Path, tmp_path: Path) 
         ("grpo.steps=0", 4, "1 or more"),
         ("data='nowhere.jsonl'", 6, "no file"),
         ("model='nowhere'", 6, "no model folder"),
+        ("grpo_optimizer.lr=-1", 4, "lr must be above 0"),
+        ("grpo_optimizer.beta2=1", 4, "beta1 and beta2"),
         ("freeze=['wheels']", 4, "no parameter has 'wheels'"),
         ("target_field=3", 4, "target_field"),
         ("device='toaster'", 2, "no device 'toaster' here"),
@@ -193,3 +195,16 @@ def test_nothing_to_do_is_refused(home: Path, tmp_path: Path) -> None:
         run_recipe(config, base=home, folder=tmp_path, make_optimizer=plain)
     with pytest.raises(ConfigError, match="nothing to train"):
         freeze(torch.nn.Linear(2, 2), ["weight", "bias"])
+
+
+def test_a_recipe_that_cannot_go_on_leaves_the_folder_as_it_was(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["curriculum", "train", str(home / "recipe.toml"), "--out", str(tmp_path)]
+    command += ["--set", "held_out=''"]
+    assert run(command) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert run([*command, "--set", "grpo_optimizer.lr=1e-5"]) == 10
+    assert "another setting of the optimizer" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from tierwise.core.errors import DataError, StateError, TrainingError, UsageError
+from tierwise.core.progress import SilentProgress
+from tierwise.curriculum import sft
 from tierwise.curriculum.book import TrainResult
 from tierwise.curriculum.models import LocalModel
-from tierwise.curriculum.rollouts import completion_logprobs
+from tierwise.curriculum.rollouts import Rollouts, completion_logprobs
 from tierwise.curriculum.samples import Sample, load_image
 from tierwise.curriculum.sft import SftConfig, read_targets, target_rows, train_sft
 from tierwise.curriculum.tiny import build, tasks
@@ -127,6 +129,41 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(
     with pytest.raises(TrainingError, match="loss is nan at step 1, samples train-5") as caught:
         train(tmp_path, data, SftConfig(steps=2), model=model)
     assert "step-000000" in str(caught.value.hint)
+
+
+class Notes(SilentProgress):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.said.append(message)
+
+
+@pytest.mark.parametrize("limit", [2, 1])
+def test_out_of_memory_halves_the_pass_once_and_says_so(
+    tmp_path: Path,
+    data: tuple[list[Sample], dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+) -> None:
+    halves = SftConfig(steps=3, batch_size=4, samples_per_pass=2)
+    expected, weights = train(tmp_path / "halves", data, halves)
+
+    def small(model: LocalModel, rollouts: Rollouts, **rest: Any) -> Tensor:
+        if len(rollouts.texts) > limit:
+            torch.empty(2**58)  # more than any machine has
+        return completion_logprobs(model, rollouts, **rest)
+
+    monkeypatch.setattr(sft, "completion_logprobs", small)
+    notes, asked = Notes(), SftConfig(steps=3, batch_size=4)
+    if limit == 1:
+        with pytest.raises(TrainingError, match="out of memory with 2 samples a pass"):
+            train(tmp_path / "oom", data, asked, progress=notes)
+        return
+    found, weights_found = train(tmp_path / "oom", data, asked, progress=notes)
+    assert notes.said == ["out of memory at step 1: going on with 2 a pass"]
+    assert values_of(found) == values_of(expected)
+    assert same_bits(weights, weights_found)
 
 
 def test_refusals(tmp_path: Path, data: tuple[list[Sample], dict[str, str]]) -> None:

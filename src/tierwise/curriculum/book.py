@@ -31,6 +31,7 @@ from tierwise.curriculum.checkpoint import (
     save_checkpoint,
 )
 from tierwise.curriculum.curves import Curves
+from tierwise.curriculum.keyed import key_seed
 from tierwise.curriculum.lora import adapter_settings
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.samples import Sample, image_digest
@@ -90,14 +91,17 @@ class Book:
         self.checkpoints = folder / CHECKPOINT_FOLDER
         self._model, self._optimizer = model, optimizer
         self._config: dict[str, Any] = msgspec.to_builtins(config)
-        counted = {name: value for name, value in self._config.items() if name not in _NOT_IDENTITY}
+        counted = counted_settings(config)
         if model.adapter is not None:
             counted["adapter"] = adapter_settings(model.adapter)
+        trained = [name for name, p in model.model.named_parameters() if p.requires_grad]
         self.identity = {
             "config": _hash(counted),
             "seed": str(seed),
             "data": data,
             "starting model": model.model_hash(),
+            "choice of what is trained": _hash(trained),
+            "setting of the optimizer": _hash(_settings_of(optimizer)),
         }
 
     def __enter__(self) -> Self:
@@ -122,6 +126,8 @@ class Book:
     def _resume_or_begin(self) -> TrainState:
         found = list_checkpoints(self.checkpoints)
         if not found:
+            # drop-out of an adapter draws from torch's own generator, and so may a reward
+            torch.manual_seed(key_seed("generators", int(self.identity["seed"])) % 2**63)
             self.record.truncate(0)
             self.record.event("train", identity=self.identity)
             return self.save(0, position=0, counters={})
@@ -175,6 +181,17 @@ class Book:
         """Return the newest checkpoint; there is one from the first moment on."""
         return list_checkpoints(self.checkpoints)[-1]
 
+    def where_to_go_back(self, step: int) -> str:
+        """Return what to say of the checkpoints when numbers are not finite after so many steps.
+
+        A checkpoint of just these steps holds the weights that gave the numbers, so that the one
+        before it is the last that is known to be good.
+        """
+        found = list_checkpoints(self.checkpoints)
+        if len(found) < 2 or read_state(found[-1]).step < step:
+            return f"the last good checkpoint is {found[-1]}"
+        return f"the last good checkpoint is {found[-2]}: {found[-1].name} holds the weights of now"
+
     def steps(self) -> tuple[dict[str, Any], ...]:
         """Return the record's steps so far."""
         return tuple(event for event in self.record.events() if event["event"] == "step")
@@ -192,13 +209,37 @@ class Book:
         )
 
 
+def counted_settings(config: object) -> dict[str, Any]:
+    """Return a stage's configuration without what cannot change its numbers."""
+    values: dict[str, Any] = msgspec.to_builtins(config)
+    return {name: value for name, value in values.items() if name not in _NOT_IDENTITY}
+
+
 def data_hash(samples: Sequence[Sample], targets: Sequence[str] = ()) -> str:
     """Return 16 hex digits of the samples in their order, pictures and targets included."""
     rows = [
-        [sample.id, sample.question, sample.answer, [image_digest(path) for path in sample.images]]
+        [
+            sample.id,
+            sample.question,
+            sample.answer,
+            sample.task,
+            [image_digest(path) for path in sample.images],
+        ]
         for sample in samples
     ]
     return _hash([rows, list(targets)])
+
+
+def _settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return what any optimizer of a kind is told: rate, decay and betas of each group."""
+    return [
+        {
+            "lr": float(group.get("initial_lr", group["lr"])),
+            "weight_decay": float(group.get("weight_decay", 0.0)),
+            "betas": [float(beta) for beta in group.get("betas", ())],
+        }
+        for group in optimizer.param_groups
+    ]
 
 
 def _hash(value: object) -> str:

@@ -27,11 +27,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tierwise.core.errors import DataError, UsageError
+from tierwise.core.errors import DataError, TrainingError, UsageError
 from tierwise.core.progress import SILENT, Progress
 from tierwise.core.records import read_jsonl, write_whole
 from tierwise.curriculum.experience import Reward
 from tierwise.curriculum.keyed import key_seed
+from tierwise.curriculum.memory import memory_told
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.passrate import wilson_interval
 from tierwise.curriculum.rollouts import sample_rollouts
@@ -149,6 +150,9 @@ def evaluate(
         seed: With the sample's id, seeds each draw.
         strata: Sample id -> stratum.
         progress: Where to say how far it is.
+
+    Raises:
+        TrainingError: Out of memory.
     """
     rows: list[SampleScore] = []
     was_training = model.model.training
@@ -156,7 +160,14 @@ def evaluate(
     with progress.task("evaluating", len(samples)) as task:
         for start in range(0, len(samples), config.prompts_per_pass):
             part = samples[start : start + config.prompts_per_pass]
-            rows += _score_pass(model, part, reward, config, seed=seed, strata=strata or {})
+            try:
+                with memory_told():
+                    rows += _score_pass(model, part, reward, config, seed=seed, strata=strata or {})
+            except torch.OutOfMemoryError as error:
+                raise TrainingError(
+                    f"out of memory while evaluating {len(part)} samples a pass",
+                    hint="set a smaller prompts_per_pass or max_new_tokens for the evaluation",
+                ) from error
             task.advance(len(part))
     model.model.train(was_training)
     return tuple(rows)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tierwise.core.errors import UsageError
+from tierwise.core.errors import TrainingError, UsageError
 from tierwise.curriculum.budget import Budget
 from tierwise.curriculum.checkpoint import TrainState
 from tierwise.curriculum.experience import Experience, Pass, SamplingConfig
@@ -37,6 +37,7 @@ from tierwise.curriculum.grpo import (
     token_weights,
 )
 from tierwise.curriculum.lora import adapter_dropout, without_adapter
+from tierwise.curriculum.memory import memory_told
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.recompute import recomputing
 from tierwise.curriculum.rollouts import Rollouts, completion_logprobs, select_prompts
@@ -93,6 +94,10 @@ class TrainConfig:
 
 class BadStepError(Exception):
     """Raised within a step that cannot go on; becomes a TrainingError that names the batch."""
+
+
+class NotFiniteError(BadStepError):
+    """Raised when a step's numbers are infinite or none at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +159,8 @@ class Learner:
     def check(self, experience: Experience, values: Mapping[str, Any]) -> None:
         """Count the step, and refuse it when there has been nothing to learn for too long."""
         self.position = experience.position
+        if not math.isfinite(values["surprise"]):
+            raise NotFiniteError(f"mean log probability is {-values['surprise']}")
         if values["unscored_share"] == 1.0:
             raise BadStepError(f"no reward at all ({experience.reward_error or 'NaN'})")
         self.flat_steps = self.flat_steps + 1 if values["zero_advantage_share"] == 1.0 else 0
@@ -255,7 +262,7 @@ class Learner:
                 )  # fmt: skip
                 if not bool(torch.isfinite(loss)):
                     self.optimizer.zero_grad(set_to_none=True)
-                    raise BadStepError(f"loss is {loss.item()}")
+                    raise NotFiniteError(f"loss is {loss.item()}")
                 loss.backward()  # type: ignore[no-untyped-call]
             mask_BT = batch.rollouts.mask_BT
             share = float(mask_BT.sum()) / num_tokens
@@ -267,7 +274,7 @@ class Learner:
                 values["kl"] = values.get("kl", 0.0) + share * float(kl_BT.mean())
         norm = clip_and_step(self.optimizer, self.parameters, self.config.max_grad_norm)
         if not math.isfinite(norm):
-            raise BadStepError(f"gradient norm is {norm}")
+            raise NotFiniteError(f"gradient norm is {norm}")
         values["grad_norm"] = norm
         return values
 
@@ -296,16 +303,33 @@ def clip_and_step(
         optimizer: Clips by itself when it has a `max_grad_norm`; then its `grad_norm` is returned.
         parameters: What is trained.
         max_grad_norm: The limit for other optimizers; 0 is none.
+
+    Raises:
+        TrainingError: No memory for the update itself.
     """
     if getattr(optimizer, "max_grad_norm", None) is not None:
-        optimizer.step()
+        _step(optimizer)
         norm = float(getattr(optimizer, "grad_norm", math.nan))
     else:
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf))
         if math.isfinite(norm):
-            optimizer.step()
+            _step(optimizer)
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    try:
+        with memory_told():
+            optimizer.step()
+    except torch.OutOfMemoryError as error:
+        # some weights may have moved, so that the step cannot be made again; smaller passes would
+        # not help either
+        raise TrainingError(
+            "out of memory in the optimizer's own update",
+            hint="set offload = true for the optimizer or train an adapter ([lora]), then go on "
+            "from the last checkpoint",
+        ) from error
 
 
 def _twin(module: torch.nn.Module) -> torch.nn.Module:

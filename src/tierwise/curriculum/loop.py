@@ -41,7 +41,8 @@ from tierwise.curriculum.experience import (
     summarise,
 )
 from tierwise.curriculum.grpo import GrpoConfig
-from tierwise.curriculum.learner import BadStepError, Learner, TrainConfig
+from tierwise.curriculum.learner import BadStepError, Learner, NotFiniteError, TrainConfig
+from tierwise.curriculum.memory import half_a_pass, memory_told
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.samples import Sample
 
@@ -103,7 +104,8 @@ def train_grpo(
             mark = learner.mark()
             while True:
                 try:
-                    values, seconds = _make_step(learner, book, task_data, sampling, step)
+                    with memory_told():
+                        values, seconds = _make_step(learner, book, task_data, sampling, step)
                     break
                 except torch.OutOfMemoryError as error:
                     sampling = _halved(sampling, config.sampling, error)
@@ -154,7 +156,9 @@ def _make_step(
         values |= learner.update(experience)
     except BadStepError as error:
         batch = [sample for part in experience.passes for sample in part.samples]
-        raise _failure(str(error), step, batch, book) from error
+        raise _failure(
+            str(error), step, batch, book, doubted=isinstance(error, NotFiniteError)
+        ) from error
     return values, {**experience.seconds, "update_s": time.perf_counter() - started}
 
 
@@ -166,13 +170,14 @@ def _halved(
     Raises:
         TrainingError: It was halved before, or there is one prompt a pass already.
     """
-    size = sampling.prompts_per_pass or sampling.prompts_per_step
-    if sampling != asked or size == 1:
-        raise TrainingError(
-            f"out of memory with {size} prompts a pass",
-            hint="set a smaller prompts_per_pass or max_new_tokens",
-        ) from error
-    return replace(sampling, prompts_per_pass=size // 2)
+    size = half_a_pass(
+        sampling.prompts_per_pass or sampling.prompts_per_step,
+        halved_before=sampling != asked,
+        unit="prompts",
+        cause=error,
+        hint="set a smaller prompts_per_pass or max_new_tokens",
+    )
+    return replace(sampling, prompts_per_pass=size)
 
 
 @contextmanager
@@ -186,11 +191,22 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _failure(
-    what: str, step: int, batch: Sequence[Sample], book: Book, advice: str = ""
+    what: str,
+    step: int,
+    batch: Sequence[Sample],
+    book: Book,
+    advice: str = "",
+    *,
+    doubted: bool = False,
 ) -> TrainingError:
+    """Return the error that names the batch and the last checkpoint, or the last good one."""
     ids = [sample.id for sample in batch]
     shown = ", ".join(ids[:4]) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
-    kept = f"the last good checkpoint is {book.last_checkpoint()}"
+    kept = (
+        book.where_to_go_back(step)
+        if doubted
+        else f"the last good checkpoint is {book.last_checkpoint()}"
+    )
     return TrainingError(
         f"{what} at step {step + 1}, samples {shown}",
         hint=f"{advice}; {kept}" if advice else kept,

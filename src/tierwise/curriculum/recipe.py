@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,7 @@ from tierwise.curriculum.sft import SftConfig, read_targets, train_sft
 from tierwise.curriculum.training_figures import training_section
 from tierwise.curriculum.verdicts import reward
 
+CONFIG_NAME = "config.toml"
 _TINY = "tiny"
 
 
@@ -81,6 +83,14 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     offload: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < math.inf:
+            raise ConfigError("lr must be above 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError("weight_decay must be 0 or more")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ConfigError("beta1 and beta2 must be 0 or more and below 1")
 
 
 MakeOptimizer = Callable[[torch.nn.Module, OptimizerConfig, float], torch.optim.Optimizer]
@@ -177,11 +187,11 @@ def run_recipe(
     samples = read_samples(base / config.data).samples
     strata = read_strata(base / config.data)
     held_out = read_samples(base / config.held_out).samples if config.held_out else ()
-    model = LocalModel.load(model_path(config.model, base), device=config.device)
-    if config.lora is None:
-        model.model.float()
-    freeze(model.model, config.freeze)
-    write_whole(folder / "config.toml", dump_config(config))
+    model = load_to_train(
+        config.model, base, device=config.device, lora=config.lora, frozen=config.freeze
+    )
+    if not (folder / CONFIG_NAME).exists():
+        write_whole(folder / CONFIG_NAME, dump_config(config))
 
     def score() -> tuple[SampleScore, ...]:
         return evaluate_once(
@@ -207,6 +217,8 @@ def run_recipe(
         model, plan, folder=folder, seed=config.seed, make_optimizer=make_optimizer,
         progress=progress, stop=stop, clock=clock,
     )  # fmt: skip
+    # only now: a run that another recipe may not go on with keeps its own
+    write_whole(folder / CONFIG_NAME, dump_config(config))
     if stages is None:
         return RecipeResult(finished=False, model_folder=None, stages={}, changes=(), report=None)
     trained = list(stages.values())[-1].model_folder
@@ -328,6 +340,25 @@ def model_path(name: str, base: Path) -> Path:
     from tierwise.curriculum.tiny.build import tiny_model_path
 
     return tiny_model_path()
+
+
+def load_to_train(
+    name: str, base: Path, *, device: str, lora: LoraConfig | None, frozen: Sequence[str]
+) -> LocalModel:
+    """Return a model named in a configuration; weights that are trained are of 32 bit.
+
+    Args:
+        name: A model folder, or `tiny`.
+        base: Folder that it is relative to.
+        device: Where it runs.
+        lora: What is trained instead, if anything.
+        frozen: See `freeze`.
+    """
+    model = LocalModel.load(model_path(name, base), device=device)
+    if lora is None:
+        model.model.float()
+    freeze(model.model, frozen)
+    return model
 
 
 def freeze(module: torch.nn.Module, parts: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,6 +33,7 @@ from tierwise.curriculum.book import Book, TrainResult, data_hash
 from tierwise.curriculum.experience import take
 from tierwise.curriculum.learner import accumulating, autocast, clip_and_step
 from tierwise.curriculum.lora import adapter_dropout
+from tierwise.curriculum.memory import half_a_pass, memory_told
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.recompute import recomputing
 from tierwise.curriculum.rollouts import Rollouts, completion_logprobs
@@ -108,7 +109,8 @@ def train_sft(
         clock: Seconds since the epoch; only ever seen under `timing`.
 
     Raises:
-        TrainingError: No samples, or a loss or gradient that is not finite.
+        TrainingError: No samples, a loss or gradient that is not finite, or out of memory after
+            the pass was halved once.
         DataError: A sample without a target.
         StateError: `folder` holds another run.
     """
@@ -125,7 +127,7 @@ def train_sft(
         seed=seed, clock=clock,
     )  # fmt: skip
     model.model.eval()
-    finished = True
+    passes, finished = config, True
     with book, progress.task("fine-tuning", config.steps) as task:
         state = book.resume_or_begin()
         start, position = state.step, state.position
@@ -139,12 +141,23 @@ def train_sft(
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * share
             try:
-                values = _step(model, chosen, targets, optimizer, config)
+                while True:
+                    try:
+                        with memory_told():
+                            values = _step(model, chosen, targets, optimizer, passes)
+                        break
+                    except torch.OutOfMemoryError as error:
+                        optimizer.zero_grad(set_to_none=True)
+                        passes = _halved(passes, config, error)
+                        size = passes.samples_per_pass
+                        progress.note(
+                            f"out of memory at step {step + 1}: going on with {size} a pass"
+                        )
             except FloatingPointError as error:
                 ids = ", ".join(sample.id for sample in chosen[:4])
                 raise TrainingError(
                     f"{error} at step {step + 1}, samples {ids}",
-                    hint=f"the last good checkpoint is {book.last_checkpoint()}",
+                    hint=book.where_to_go_back(step),
                 ) from error
             values["lr"] = optimizer.param_groups[0]["lr"]
             book.note_step(step + 1, values, {"update_s": time.perf_counter() - started})
@@ -157,6 +170,22 @@ def train_sft(
                 progress.note(f"stopped after step {step + 1}; run it again to go on")
                 break
     return book.result(resumed_from=start, finished=finished)
+
+
+def _halved(passes: SftConfig, asked: SftConfig, error: torch.OutOfMemoryError) -> SftConfig:
+    """Return half as many samples a pass, once a run.
+
+    Raises:
+        TrainingError: It was halved before, or there is one sample a pass already.
+    """
+    size = half_a_pass(
+        min(passes.samples_per_pass or passes.batch_size, passes.batch_size),
+        halved_before=passes != asked,
+        unit="samples",
+        cause=error,
+        hint="set a smaller samples_per_pass",
+    )
+    return replace(passes, samples_per_pass=size)
 
 
 def learning_rate_share(step: int, steps: int, warmup_share: float) -> float:

@@ -224,7 +224,9 @@ class Stage:
                 except RuntimeError as error:
                     if "probability tensor contains" not in str(error):
                         raise
-                    raise self.fail("probabilities are not numbers", callback.step) from error
+                    raise self.fail(
+                        "probabilities are not numbers", callback.step, doubted=True
+                    ) from error
                 finally:
                     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
                     if self.args.gradient_checkpointing:
@@ -235,11 +237,17 @@ class Stage:
             resumed_from=self.start, finished=max(callback.step, self.start) == self.steps
         )
 
-    def fail(self, what: str, step: int, advice: str = "") -> TrainingError:
+    def fail(
+        self, what: str, step: int, advice: str = "", *, doubted: bool = False
+    ) -> TrainingError:
         """Return the error that ends a run at a step, counted from 0."""
         ids = self.ids_of(step)
         shown = ", ".join(ids[:4]) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
-        kept = f"the last good checkpoint is {self.book.last_checkpoint()}"
+        kept = (
+            self.book.where_to_go_back(step)
+            if doubted
+            else f"the last good checkpoint is {self.book.last_checkpoint()}"
+        )
         return TrainingError(
             f"{what} at step {step + 1}, samples {shown}",
             hint=f"{advice}; {kept}" if advice else kept,
@@ -283,7 +291,7 @@ class _Scribe(TrainerCallback):
         gradients = [p.grad for p in parameters if p.grad is not None]
         self._norm = float(torch.nn.utils.get_total_norm(gradients))
         if not math.isfinite(self._norm):
-            raise self.stage.fail(f"gradient norm is {self._norm}", self.step)
+            raise self.stage.fail(f"gradient norm is {self._norm}", self.step, doubted=True)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the learning rate, before the schedule moves on."""
