@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tierwise.core.config import load_config
-from tierwise.core.errors import ConfigError, DataError, StateError
+from tierwise.core.errors import ConfigError, DataError, StateError, UsageError
 from tierwise.core.report import Figure, render_html
 from tierwise.curriculum import study as study_module
 from tierwise.curriculum.budget import Budget, Unit
@@ -23,6 +25,7 @@ from tierwise.curriculum.evaluate import Decoding, EvalConfig, SampleScore, eval
 from tierwise.curriculum.experience import SamplingConfig
 from tierwise.curriculum.grpo import GrpoConfig
 from tierwise.curriculum.learner import TrainConfig
+from tierwise.curriculum.lora import LoraConfig
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.price import price
 from tierwise.curriculum.probes import Sampling
@@ -227,6 +230,91 @@ def test_held_out_samples_must_not_be_trained_on(home: Path, tmp_path: Path) -> 
         run_study(
             config(held_out="train/samples.jsonl"), base=home, folder=tmp_path, make_optimizer=plain
         )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"grpo": replace(config().grpo, steps=3)}, "other training settings"),
+        ({"sft_optimizer": OptimizerConfig(lr=1e-3)}, "other training settings"),
+        ({"evaluate": EvalConfig(num_draws=3, max_new_tokens=3)}, "other evaluation settings"),
+        ({"held_out": "validation/samples.jsonl"}, "other held-out samples"),
+        ({"model": "other"}, "other weights to start from"),
+    ],
+)
+def test_no_table_mixes_two_studies(
+    home: Path, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    settings = config(arms=("all",), num_seeds=1)
+    run_study(settings, base=home, folder=tmp_path, make_optimizer=plain)
+    other = build.build_model(
+        build.TinyConfig(
+            vision_width=16, vision_layers=1, vision_heads=2, width=24, layers=4, heads=2,
+            mlp_width=48,
+        ),
+        seed=1,
+    )  # fmt: skip
+    other.save_pretrained(home / "other")
+    with pytest.raises(StateError, match=says):
+        run_study(replace(settings, **changes), base=home, folder=tmp_path, make_optimizer=plain)
+
+
+def test_a_study_may_grow_and_change_what_changes_no_number(home: Path, tmp_path: Path) -> None:
+    settings = config(arms=("all",), num_seeds=1)
+    common: dict[str, Any] = {"base": home, "folder": tmp_path, "make_optimizer": plain}
+    first = run_study(settings, **common)
+    grown = replace(
+        settings,
+        arms=("all", "unsolved:worked->all"),
+        num_seeds=2,
+        grpo=replace(settings.grpo, checkpoint_every=7),
+        grpo_optimizer=replace(settings.grpo_optimizer, offload=True),
+        evaluate=replace(settings.evaluate, num_resamples=50),
+    )
+    cells = run_study(grown, **common)
+    assert len(cells) == 5
+    assert values_of(cells)[:2] == values_of(first)
+
+
+def test_samples_changed_since_they_were_scored_are_refused(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home, tmp_path / "home")
+    data = tmp_path / "home" / "train" / "samples.jsonl"
+    common: dict[str, Any] = {
+        "base": tmp_path / "home", "folder": tmp_path / "out", "make_optimizer": plain,
+    }  # fmt: skip
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    edited = [{**rows[0], "answer": "other"}, *rows[1:]]
+    data.write_text("".join(json.dumps(row) + "\n" for row in edited))
+    with pytest.raises(DataError, match=f"1 samples have changed since .* {rows[0]['id']!r}"):
+        run_study(config(), **common)
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    picture = data.parent / rows[2]["images"][0]
+    picture.write_bytes((data.parent / rows[3]["images"][0]).read_bytes())
+    with pytest.raises(DataError, match=f"1 samples have changed since .* {rows[2]['id']!r}"):
+        run_study(config(), **common)
+    assert not list((tmp_path / "out").rglob("checkpoints"))
+
+
+def test_adapters_and_frozen_parts_are_those_of_the_recipe(home: Path, tmp_path: Path) -> None:
+    settings = config(
+        arms=("all",), num_seeds=1, lora=LoraConfig(rank=2), freeze=("vision",), device="cpu"
+    )
+    run_study(settings, base=home, folder=tmp_path, make_optimizer=trained_only)
+    saved = next(tmp_path.rglob("adapter_model.safetensors"))
+    names = list(load_file(saved))
+    assert names
+    assert not any("vision" in name for name in names)
+    with pytest.raises(UsageError, match="no device 'toaster' here"):
+        run_study(
+            replace(settings, device="toaster"), base=home, folder=tmp_path / "other",
+            make_optimizer=plain,
+        )  # fmt: skip
+
+
+def trained_only(
+    module: torch.nn.Module, settings: OptimizerConfig, max_grad_norm: float
+) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-3)
 
 
 def tuned(**changes: Any) -> StudyConfig:

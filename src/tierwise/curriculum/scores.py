@@ -6,13 +6,15 @@ a model, so that selection and reports start at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from tierwise.core.errors import DataError, MissingFileError
 from tierwise.core.records import whole_file
 from tierwise.curriculum.pism import Stratum
+from tierwise.curriculum.samples import Sample, content_hash
 
 SCORES_NAME = "scores.parquet"
 CONFIG_NAME = "config.toml"
@@ -104,6 +106,8 @@ class Scores:
 
     Attributes:
         rows: One a sample.
+        contents: Sample id -> hash of the question, answer and pictures that were scored; empty
+            in files written before it was kept.
         model_hash: The model's weights.
         seed: The run's seed.
         spent: Attempts, errors, tokens and seconds in the log, all runs together.
@@ -113,6 +117,27 @@ class Scores:
     model_hash: str
     seed: int
     spent: Mapping[str, float]
+    contents: Mapping[str, str] = field(default_factory=dict)
+
+    def refuse_changed(self, samples: Iterable[Sample]) -> None:
+        """Return if the samples are still what was scored; those without a score do not count.
+
+        Raises:
+            DataError: Questions, answers or pictures have changed since.
+        """
+        changed = [
+            sample.id
+            for sample in samples
+            if sample.id in self.contents
+            and content_hash(sample.question, sample.answer, sample.images)
+            != self.contents[sample.id]
+        ]
+        if changed:
+            raise DataError(
+                f"{len(changed)} samples have changed since they were scored, such as "
+                f"{changed[0]!r}",
+                hint="score the data again, or put back the question, answer or picture",
+            )
 
 
 def write_scores(scores: Scores, path: Path) -> None:
@@ -125,7 +150,11 @@ def write_scores(scores: Scores, path: Path) -> None:
         for name in fields(Score)
     }
     table = pa.table(columns, schema=_arrow_schema()).replace_schema_metadata(
-        {"tierwise.model_hash": scores.model_hash, "tierwise.seed": str(scores.seed)}
+        {
+            "tierwise.model_hash": scores.model_hash,
+            "tierwise.seed": str(scores.seed),
+            "tierwise.contents": json.dumps(dict(scores.contents)),
+        }
     )
     with whole_file(path) as temporary:
         parquet.write_table(table, temporary, compression="zstd")
@@ -177,6 +206,7 @@ def read_scores(path: Path) -> Scores:
         model_hash=metadata.get(b"tierwise.model_hash", b"").decode(),
         seed=int(metadata.get(b"tierwise.seed", b"0")),
         spent={},
+        contents=json.loads(metadata.get(b"tierwise.contents", b"{}")),
     )
 
 

@@ -29,7 +29,7 @@ from tierwise.curriculum.passrate import Tally, wilson_interval
 from tierwise.curriculum.pism import Boundary, Stratum
 from tierwise.curriculum.probes import Desk, Masking, Sampling
 from tierwise.curriculum.rscore import Tree, r_score, rscore_strata
-from tierwise.curriculum.samples import Sample, SampleSet
+from tierwise.curriculum.samples import Sample, SampleSet, content_hash
 from tierwise.curriculum.scores import CONFIG_NAME, SCORES_NAME, Score, Scores, write_scores
 from tierwise.curriculum.trees import ask_trees, leaves_of
 from tierwise.curriculum.verdicts import Verdict
@@ -230,6 +230,7 @@ def scores_from_log(
         model_hash=model_hash,
         seed=desk.seed,
         spent=desk.log.totals(),
+        contents={one.id: content_hash(one.question, one.answer, one.images) for one in items},
     )
 
 

@@ -96,7 +96,7 @@ def select(
         by: Which difficulty the strata are taken from.
 
     Raises:
-        DataError: Samples and scores are not of the same data set.
+        DataError: Samples and scores are not of the same data set, or a sample has changed since.
     """
     scored = {row.id: row for row in scores.rows}
     missing = [sample.id for sample in samples if sample.id not in scored]
@@ -105,6 +105,7 @@ def select(
             f"{len(missing)} samples have no score, such as {missing[0]!r}",
             hint="score the whole data set first",
         )
+    scores.refuse_changed(samples)
     kept = _ids(list(scored.values()), arm, seed=seed, by=by)
     chosen = tuple(sample for sample in samples if sample.id in kept)
     return Selection(

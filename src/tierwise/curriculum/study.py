@@ -37,6 +37,7 @@ from pathlib import Path
 from tierwise.core.errors import ConfigError, DataError, StateError, TrainingError
 from tierwise.core.progress import SILENT, Progress
 from tierwise.core.records import write_whole
+from tierwise.curriculum.book import counted_settings, data_hash
 from tierwise.curriculum.budget import Meter, Unit, spent
 from tierwise.curriculum.evaluate import (
     EvalConfig,
@@ -46,20 +47,22 @@ from tierwise.curriculum.evaluate import (
     write_scores,
 )
 from tierwise.curriculum.learner import TrainConfig
-from tierwise.curriculum.models import LocalModel
+from tierwise.curriculum.lora import LoraConfig
 from tierwise.curriculum.recipe import (
     MakeOptimizer,
     OptimizerConfig,
     Plan,
     judged,
+    load_to_train,
     model_path,
     run_stages,
 )
 from tierwise.curriculum.samples import Sample, read_samples
-from tierwise.curriculum.scores import SCORES_NAME, Scores
+from tierwise.curriculum.scores import SCORES_NAME, Scores, as_dict
 from tierwise.curriculum.scores import read_scores as read_difficulty
 from tierwise.curriculum.select import Arm, select
 from tierwise.curriculum.sft import SftConfig, read_targets
+from tierwise.curriculum.study_identity import begin_or_go_on, weights_hash
 from tierwise.curriculum.tuning import ArmRate, choose_rate
 
 BASE = "base"
@@ -78,6 +81,10 @@ class SftTarget(StrEnum):
     def field(self) -> str:
         """Return the field of a row that holds it."""
         return {SftTarget.BARE: "answer", SftTarget.WORKED: "target"}[self]
+
+
+Targets = Mapping[SftTarget, Mapping[str, str]]
+"""Sample id -> text to learn, for each kind of target that an arm learns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +142,10 @@ class StudyConfig:
         grpo: The reinforcement stage.
         sft_optimizer: Of the first.
         grpo_optimizer: Of the second.
+        freeze: As in `RecipeConfig`, for every arm alike.
+        lora: As in `RecipeConfig`, for every arm alike.
         evaluate: How to evaluate.
+        device: As in `RecipeConfig`.
         price: For `--dry-run` only.
     """
 
@@ -155,7 +165,10 @@ class StudyConfig:
     grpo: TrainConfig = field(default_factory=TrainConfig)
     sft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-6))
     grpo_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    freeze: tuple[str, ...] = ()
+    lora: LoraConfig | None = None
     evaluate: EvalConfig = field(default_factory=EvalConfig)
+    device: str = "cpu"
     price: PriceConfig = field(default_factory=PriceConfig)
 
     def __post_init__(self) -> None:
@@ -307,9 +320,10 @@ def run_study(
 
     Raises:
         TrainingError: An arm is empty, or see `train_grpo`.
-        DataError: Data and scores do not fit, training, validation and held-out samples overlap, or
-            a row has no target of a kind that an arm learns.
-        StateError: The folder holds a cell that was trained at another rate.
+        DataError: Data and scores do not fit, a sample has changed since it was scored, training,
+            validation and held-out samples overlap, or a row has no target of a kind that an arm
+            learns.
+        StateError: The folder holds another study, or a cell that was trained at another rate.
     """
     samples = read_samples(base / config.data).samples
     held_out = read_samples(base / config.held_out).samples
@@ -321,6 +335,14 @@ def run_study(
         refuse_shared(validation, held_out, "validation samples are also held out")
     targets = _read_targets(config, base)
     scores = read_difficulty(base / config.scores / SCORES_NAME)
+    scores.refuse_changed(samples)
+    begin_or_go_on(
+        folder,
+        _parts(
+            config, base, samples=samples, targets=targets, scores=scores, held_out=held_out,
+            validation=validation,
+        ),
+    )  # fmt: skip
 
     def run(cell: Cell, place: Path, asked: Sequence[Sample], rate: float | None) -> bool:
         """Run a cell if it is this process's to run; return False when asked to stop."""
@@ -378,6 +400,36 @@ def _check_rate(place: Path, rate: float | None) -> None:
         )
 
 
+def _parts(
+    config: StudyConfig,
+    base: Path,
+    *,
+    samples: Sequence[Sample],
+    targets: Targets,
+    scores: Scores,
+    held_out: Sequence[Sample],
+    validation: Sequence[Sample],
+) -> dict[str, object]:
+    """Return what no run of the study's folder may differ in, by name."""
+    # whether or not an optimizer is offloaded, its numbers are the same
+    optimizers = [
+        replace(config.sft_optimizer, offload=False),
+        replace(config.grpo_optimizer, offload=False, lr=1.0),
+    ]
+    stages = [counted_settings(config.sft), counted_settings(config.grpo)]
+    parts: dict[str, object] = {
+        "weights to start from": weights_hash(model_path(config.model, base)),
+        "training settings": [stages, optimizers, config.sft_target, config.lora, config.freeze],
+        "evaluation settings": replace(config.evaluate, num_resamples=1),
+        "data": data_hash(samples),
+        "difficulty scores": [as_dict(row) for row in scores.rows],
+        "held-out samples": data_hash(held_out),
+    }
+    if validation:
+        parts["validation samples"] = data_hash(validation)
+    return parts | {f"{kind.value} targets": texts for kind, texts in targets.items()}
+
+
 def read_cells(config: StudyConfig, folder: Path) -> tuple[CellResult, ...]:
     """Return the finished cells of a study's folder, in the study's order."""
     return _finished(cells_of(config), folder / CELLS_FOLDER)
@@ -423,10 +475,6 @@ def _claimed(place: Path) -> Iterator[bool]:
             yield True
     finally:
         os.close(descriptor)
-
-
-Targets = Mapping[SftTarget, Mapping[str, str]]
-"""Sample id -> text to learn, for each kind of target that an arm learns."""
 
 
 def _read_targets(config: StudyConfig, base: Path) -> Targets:
@@ -475,6 +523,8 @@ def _plan(
         grpo_optimizer=(
             config.grpo_optimizer if rate is None else replace(config.grpo_optimizer, lr=rate)
         ),
+        lora=config.lora,
+        freeze=config.freeze,
     )
 
 
@@ -492,7 +542,9 @@ def _run_cell(
     clock: Callable[[], float],
 ) -> bool:
     """Train a cell and ask it the samples; return False when it was asked to stop."""
-    model = LocalModel.load(model_path(config.model, base))
+    model = load_to_train(
+        config.model, base, device=config.device, lora=config.lora, frozen=config.freeze
+    )
     stages = run_stages(
         model, plan, folder=folder, seed=cell.seed, make_optimizer=make_optimizer,
         progress=progress, stop=stop, clock=clock,
