@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import nn
 
-from tierwise.offload import OffloadAdamW, fingerprint
+from tierwise.offload import OffloadAdamW
 
 
 def train(*, offloaded: bool, steps: int = 30) -> tuple[str, str]:
@@ -25,7 +27,8 @@ def train(*, offloaded: bool, steps: int = 30) -> tuple[str, str]:
             nn.utils.clip_grad_norm_(model.parameters(), 0.8)
         optimizer.step()
         optimizer.zero_grad()
-    return fingerprint(model), str(getattr(optimizer, "counts", "AdamW(fused=True)"))
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    return hashlib.sha256(weights).hexdigest(), str(getattr(optimizer, "counts", ""))
 
 
 if __name__ == "__main__":

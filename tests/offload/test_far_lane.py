@@ -32,7 +32,7 @@ class FarLane:
     def __init__(self) -> None:
         self.allocated_bytes = 0
         self.moved: list[int] = []
-        self._link = ThreadPoolExecutor(2)
+        self._link = ThreadPoolExecutor(1)  # copies end in order, as on one stream
         self._lock = threading.Lock()
 
     def allocate(self, num_elements: int, dtype: torch.dtype) -> Tensor:

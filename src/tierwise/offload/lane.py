@@ -33,7 +33,10 @@ class Lane(Protocol):
         """Return each gradient's 2-norm in fp32, computed where the gradient is."""
 
     def to_host(self, grads: Sequence[Tensor], targets: Sequence[Tensor | None]) -> Wait:
-        """Begin to copy gradients into host memory; the result blocks until they have arrived."""
+        """Begin to copy gradients into host memory; the result blocks until they have arrived.
+
+        Copies end in the order they were asked for: the last into a target is what stays.
+        """
 
     def to_device(self, pairs: Sequence[Pair]) -> Wait:
         """Copy (parameter, host source) pairs; the result makes the device wait for them."""
