@@ -49,7 +49,7 @@ from tierwise.curriculum.study import (
     sft_target_of,
     tuning_cells,
 )
-from tierwise.curriculum.study_analysis import analyse, spent_by_arm
+from tierwise.curriculum.study_analysis import accuracy_by_group, analyse, spent_by_arm
 from tierwise.curriculum.study_report import conclusions, study_report
 from tierwise.curriculum.tiny import build, tasks
 from tierwise.curriculum.tuning import choose_rate
@@ -572,6 +572,50 @@ def test_a_run_out_of_steps_says_that_it_missed_the_budget(home: Path, tmp_path:
     assert spent_by_arm(found)["all"]["budget_reached"] == 0.0
 
 
+def test_accuracy_is_told_by_stratum_and_task(home: Path, tmp_path: Path) -> None:
+    model = LocalModel.load(home / "model")
+    held_out = read_samples(home / "held" / "samples.jsonl")
+    scoring = ScoreConfig(
+        num_attempts=1, permilles=(0,), blind=False, cmab=False, sampling=Sampling(max_new_tokens=3)
+    )
+    found = score(held_out, model, config=scoring, folder=home / "held-scores", seed=1)
+    settings = config(held_out_scores="held-scores", arms=("all",), num_seeds=2)
+    cells = run_study(settings, base=home, folder=tmp_path / "study", make_optimizer=plain)
+    strata = {row.id: row.pism_stratum.value for row in found.rows}
+    assert {row.id: row.stratum for row in cells[1].scores} == strata
+    page = render_html(study_report(settings, cells))
+    assert "by stratum, with 95 % intervals" in page
+    for name in set(strata.values()):
+        size = list(strata.values()).count(name)
+        assert f"<th>{name} ({size})</th>" in page
+
+    (home / "held-scores" / "short").mkdir()
+    short = score(
+        held_out.samples[1:], model, config=scoring, folder=home / "held-scores" / "short", seed=1
+    )
+    assert len(short.rows) == 4
+    with pytest.raises(DataError, match="1 held-out samples have no score"):
+        run_study(
+            replace(settings, held_out_scores="held-scores/short"), base=home,
+            folder=tmp_path / "other", make_optimizer=plain,
+        )  # fmt: skip
+
+
+def test_groups_are_means_over_their_own_samples() -> None:
+    cells = made_cells({"random": 0.15}, num_seeds=3, seed_noise=0.05)
+    even = {row.id for row in cells[0].scores if int(row.id) % 2 == 0}
+    found = accuracy_by_group(
+        cells, lambda row: "even" if row.id in even else "", num_resamples=500
+    )
+    assert {(one.arm, one.group) for one in found} == {("base", "even"), ("random", "even")}
+    for one in found:
+        rows = [row for cell in cells if cell.cell.arm == one.arm for row in cell.scores]
+        values = [value for row in rows if row.id in even for value in row.sampled]
+        assert one.value == pytest.approx(np.mean(values))
+        assert one.low < one.value < one.high
+        assert one.num_samples == len(even)
+
+
 def test_spread_between_seeds_widens_the_interval() -> None:
     def width(seed_noise: float) -> float:
         cells = made_cells({"random": 0.1, "all": 0.1}, num_seeds=5, seed_noise=seed_noise)
@@ -603,15 +647,28 @@ def test_the_committed_study_follows_from_its_raw_records() -> None:
     folder = Path(__file__).parents[2] / "bench" / "results" / "study-tiny_2026-11"
     settings = load_config(StudyConfig, folder / "config.toml")
     cells = read_cells(settings, folder)
-    assert len(cells) == len(cells_of(settings)) == 31
-    reads = {
-        (c.arm, c.control): c.verdict
+    assert len(cells) == len(cells_of(settings)) == 106
+    rates = {one.arm: one.rate for one in read_rates(settings, folder)}
+    assert all(cell.learning_rate == rates.get(cell.cell.arm) for cell in cells)
+    for cell in cells[1:]:  # equal tokens, to within a step
+        tokens = cell.completion_tokens + cell.target_tokens
+        assert 12_000 <= tokens < 12_000 + 32 * 8 * 8
+        assert cell.budget_reached
+    found = {
+        (c.arm, c.control): (f"{100 * c.difference:+.1f}", c.verdict)
         for c in analyse(cells, settings.control).comparisons
         if c.decoding is Decoding.SAMPLED
     }
-    assert reads["mid+hard", "base"] == "higher"
-    assert reads["mid+hard", "random"] == "no difference seen"
-    assert reads["unsolved", "random"] == "lower"
+    assert found["mid+hard", "base"] == ("+6.4", "higher")
+    assert found["mid+hard", "random"] == ("-2.4", "no difference seen")
+    assert found["unsolved", "random"] == ("-9.2", "lower")
+    assert found["hard:bare->medium", "random"] == ("-6.4", "lower")
+    assert not any(
+        verdict == "higher" for (_, other), (_, verdict) in found.items() if other == "random"
+    )
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for number in ("-2.4 points", "-9.2", "-6.4 and +2.3"):
+        assert number in readme
 
 
 def test_the_command_prices_runs_and_reports(

@@ -129,6 +129,7 @@ class StudyConfig:
         data: Plain JSONL that was scored.
         scores: Folder that `tierwise curriculum score` filled for this model and data.
         held_out: Plain JSONL to evaluate on; shares nothing with `data`.
+        held_out_scores: Folder with the scores of `held_out`, for accuracy by stratum; "" for none.
         arms: See the module; `base` is always run.
         control: The arm the others are compared with, beside `base`.
         learning_rates: Rates of the GRPO stage to choose from for each arm; empty: that of
@@ -153,6 +154,7 @@ class StudyConfig:
     data: str
     scores: str
     held_out: str
+    held_out_scores: str = ""
     arms: tuple[str, ...] = ("all", "random", "mid+hard", "unsolved", "band")
     control: str = "random"
     learning_rates: tuple[float, ...] = ()
@@ -335,12 +337,13 @@ def run_study(
         refuse_shared(validation, held_out, "validation samples are also held out")
     targets = _read_targets(config, base)
     scores = read_difficulty(base / config.scores / SCORES_NAME)
+    strata = _held_out_strata(config, held_out, base)
     scores.refuse_changed(samples)
     begin_or_go_on(
         folder,
         _parts(
             config, base, samples=samples, targets=targets, scores=scores, held_out=held_out,
-            validation=validation,
+            validation=validation, strata=strata,
         ),
     )  # fmt: skip
 
@@ -354,7 +357,7 @@ def run_study(
                 return True
             plan = _plan(config, cell, samples, scores, targets, rate=rate)
             return _run_cell(
-                config, cell, plan, asked, base=base, folder=place,
+                config, cell, plan, asked, strata=strata, base=base, folder=place,
                 make_optimizer=make_optimizer, progress=progress, stop=stop, clock=clock,
             )  # fmt: skip
 
@@ -373,6 +376,27 @@ def run_study(
                 break
             task.advance()
     return read_cells(config, folder)
+
+
+def _held_out_strata(config: StudyConfig, held_out: Sequence[Sample], base: Path) -> dict[str, str]:
+    """Return held-out sample id -> PISM stratum for the base model; empty if not asked for.
+
+    Raises:
+        DataError: A held-out sample was not scored, or has changed since.
+    """
+    if not config.held_out_scores:
+        return {}
+    place = base / config.held_out_scores / SCORES_NAME
+    scores = read_difficulty(place)
+    scores.refuse_changed(held_out)
+    strata = {row.id: row.pism_stratum.value for row in scores.rows}
+    missing = [sample.id for sample in held_out if sample.id not in strata]
+    if missing:
+        raise DataError(
+            f"{place}: {len(missing)} held-out samples have no score, such as {missing[0]}",
+            hint="score the held-out file as it is now",
+        )
+    return strata
 
 
 def refuse_shared(one: Sequence[Sample], other: Sequence[Sample], what: str) -> None:
@@ -409,6 +433,7 @@ def _parts(
     scores: Scores,
     held_out: Sequence[Sample],
     validation: Sequence[Sample],
+    strata: Mapping[str, str],
 ) -> dict[str, object]:
     """Return what no run of the study's folder may differ in, by name."""
     # whether or not an optimizer is offloaded, its numbers are the same
@@ -423,7 +448,7 @@ def _parts(
         "evaluation settings": replace(config.evaluate, num_resamples=1),
         "data": data_hash(samples),
         "difficulty scores": [as_dict(row) for row in scores.rows],
-        "held-out samples": data_hash(held_out),
+        "held-out samples": [data_hash(held_out), strata],
     }
     if validation:
         parts["validation samples"] = data_hash(validation)
@@ -534,6 +559,7 @@ def _run_cell(
     plan: Plan,
     asked: Sequence[Sample],
     *,
+    strata: Mapping[str, str],
     base: Path,
     folder: Path,
     make_optimizer: MakeOptimizer,
@@ -552,7 +578,9 @@ def _run_cell(
     if stages is None:
         return False
     # the same answers are drawn in every cell, as far as the models agree
-    scores = evaluate(model, asked, judged, config.evaluate, seed=0, progress=progress)
+    scores = evaluate(
+        model, asked, judged, config.evaluate, seed=0, strata=strata, progress=progress
+    )
     write_scores(folder / SCORES_FILE, scores)
     sft_rows, rows = (stages[name].metrics if name in stages else () for name in ("sft", "grpo"))
     every, budget = (*sft_rows, *rows), config.grpo.budget

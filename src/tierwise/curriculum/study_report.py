@@ -16,7 +16,9 @@ from tierwise.curriculum.study import BASE, CellResult, StudyConfig, cells_of
 from tierwise.curriculum.study_analysis import (
     ArmAccuracy,
     Comparison,
+    GroupAccuracy,
     StudyResult,
+    accuracy_by_group,
     analyse,
     spent_by_arm,
 )
@@ -46,6 +48,14 @@ def study_report(
         comparison_table(found.comparisons),
         spent_table(cells, config.grpo.budget),
     ]
+    blocks += [
+        group_table(groups, name)
+        for name, groups in (
+            ("stratum", accuracy_by_group(cells, lambda row: row.stratum)),
+            ("task", accuracy_by_group(cells, lambda row: row.task)),
+        )
+        if groups
+    ]
     if rates:
         blocks.append(rate_table(rates))
     summary = (
@@ -65,12 +75,13 @@ def study_report(
 
 
 _READING = (
-    "Every arm was trained from the same model for the same number of steps, prompts and rollouts; "
-    "only the samples differ, and the learning rate where it was tuned. Intervals hold 95 % and "
-    "take both the held-out samples and the training seeds at random; with few seeds they are "
-    "somewhat too narrow. A comparison reads higher or lower only if its interval, widened for all "
-    "comparisons of this study together (Bonferroni), leaves out zero. 'No difference seen' is not "
-    "'no difference': it says that this many seeds and samples cannot tell."
+    "Every arm was trained from the same model on an equal budget (which one, stands above the "
+    "table of what each took); only the samples differ, what a supervised stage learns, and the "
+    "learning rate where it was tuned. Intervals hold 95 % and take both the held-out samples and "
+    "the training seeds at random; with few seeds they are somewhat too narrow. A comparison reads "
+    "higher or lower only if its interval, widened for all comparisons of this study together "
+    "(Bonferroni), leaves out zero. 'No difference seen' is not 'no difference': it says that this "
+    "many seeds and samples cannot tell."
 )
 
 
@@ -157,6 +168,22 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
             for one in comparisons
         ),
     )  # fmt: skip
+
+
+def group_table(found: Sequence[GroupAccuracy], name: str) -> Table:
+    """Return the sampled accuracy of every arm, a column for each stratum or task."""
+    sizes = {one.group: one.num_samples for one in found}
+    cell = {
+        (one.arm, one.group): f"{100 * one.value:.0f} [{100 * one.low:.0f}, {100 * one.high:.0f}]"
+        for one in found
+    }
+    arms = dict.fromkeys(one.arm for one in found)
+    return Table(
+        caption=f"Sampled held-out accuracy in % by {name}, with 95 % intervals that are not "
+        "widened for their number: for looking, not for deciding. In brackets: samples.",
+        header=("arm", *(f"{group} ({size})" for group, size in sizes.items())),
+        rows=tuple((arm, *(cell.get((arm, group), "-") for group in sizes)) for arm in arms),
+    )
 
 
 def rate_table(rates: Sequence[ArmRate]) -> Table:
