@@ -666,6 +666,12 @@ def test_the_committed_study_follows_from_its_raw_records() -> None:
     assert not any(
         verdict == "higher" for (_, other), (_, verdict) in found.items() if other == "random"
     )
+    line = conclusions(analyse(cells, settings.control), settings.control)[1]
+    assert line.startswith(
+        "Sampled accuracy against random: lower for 3 of 20 arms (unsolved -9.2, "
+    )
+    assert "; no difference seen for 17 of 20 arms (-4.3 to +2.3 points)" in line
+    assert line in " ".join((folder / "report.md").read_text(encoding="utf-8").split("\n"))
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     for number in ("-2.4 points", "-9.2", "-6.4 and +2.3"):
         assert number in readme

@@ -74,6 +74,7 @@ def study_report(
     )
 
 
+_MAX_IN_FULL = 6
 _READING = (
     "Every arm was trained from the same model on an equal budget (which one, stands above the "
     "table of what each took); only the samples differ, what a supervised stage learns, and the "
@@ -99,10 +100,28 @@ def conclusions(found: StudyResult, control: str) -> list[str]:
 
 
 def _list(comparisons: Sequence[Comparison]) -> str:
+    if len(comparisons) > _MAX_IN_FULL:  # figure and table below have them all
+        by_verdict: dict[str, list[Comparison]] = {}
+        for one in comparisons:
+            by_verdict.setdefault(one.verdict, []).append(one)
+        return "; ".join(
+            f"{verdict} for {len(ones)} of {len(comparisons)} arms ({_in_short(ones)} points)"
+            for verdict, ones in sorted(by_verdict.items())
+        )
     return "; ".join(
         f"{one.arm} {100 * one.difference:+.1f} points "
         f"[{100 * one.wide_low:+.1f}, {100 * one.wide_high:+.1f}] ({one.verdict})"
         for one in comparisons
+    )
+
+
+def _in_short(comparisons: Sequence[Comparison]) -> str:
+    """Return the differences that were seen by arm, of others only from where to where they lie."""
+    points = [100 * one.difference for one in comparisons]
+    if comparisons[0].verdict == NO_DIFFERENCE:
+        return f"{min(points):+.1f} to {max(points):+.1f}"
+    return ", ".join(
+        f"{one.arm} {value:+.1f}" for one, value in zip(comparisons, points, strict=True)
     )
 
 
