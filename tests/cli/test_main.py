@@ -70,6 +70,7 @@ def test_a_usage_error_is_one_sentence_and_exit_code_2(arguments: list[str], sen
         (OSError(30, "Read-only file system", "/ro/x"), 8, "a read-only file system: /ro/x"),
         (OSError(36, "File name too long", "/long"), 2, "file name too long: /long"),
         (NotADirectoryError(20, "Not a directory", "/f/x"), 2, "not a directory: /f/x"),
+        (FileExistsError(17, "File exists", "/f"), 2, "file exists: /f"),
         (FileNotFoundError(2, "No such file", "/no/x"), 6, "no file /no/x"),
         (ZeroDivisionError("division by zero"), 70, "internal error: ZeroDivisionError"),
         (KeyboardInterrupt(), 130, "interrupted"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tierwise.core.errors import DataError
+from tierwise.core.errors import AccessError, DataError
 from tierwise.curriculum.attempts import Attempt, AttemptKey, AttemptLog, Balance
 from tierwise.curriculum.verdicts import Verdict
 
@@ -178,3 +178,20 @@ def test_many_writers_lose_nothing(tmp_path: Path) -> None:
         assert writer.exitcode == 0
     with AttemptLog(path) as log:
         assert sorted(row.key.k for row in log.attempts()) == list(range(120))
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY])
+def test_a_log_that_may_not_be_written_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """As on a read-only file system; whoever runs these tests may be allowed everything."""
+
+    def refuse(self: AttemptLog) -> None:
+        error = sqlite3.OperationalError("attempt to write a readonly database")
+        error.sqlite_errorcode = code
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AttemptLog, "_migrate", refuse)
+        with pytest.raises(AccessError, match=r"x\.sqlite cannot be opened for writing"):
+            AttemptLog(tmp_path / "x.sqlite")

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,3 +137,28 @@ def test_seeds_must_match_rows(tiny: LocalModel, held_out: SampleSet) -> None:
         tiny.generate(prompts, seeds=[1], temperature=1.0, max_new_tokens=2)
     with pytest.raises(UsageError, match="temperature"):
         tiny.generate(prompts, seeds=[1, 2], temperature=-1.0, max_new_tokens=2)
+
+
+def test_a_hub_id_that_was_downloaded_is_a_model_and_asks_no_network(tmp_path: Path) -> None:
+    """In the layout of the hub's cache: refs/main names a snapshot, whose files are links."""
+    cached = tmp_path / "hub" / "models--some--tiny"
+    snapshot = cached / "snapshots" / "0123456789abcdef"
+    snapshot.mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(snapshot.name)
+    for file in build.tiny_model_path().iterdir():
+        (snapshot / file.name).symlink_to(file)
+    script = (
+        "import socket\n"
+        "socket.socket.connect = None\n"
+        "from tierwise.curriculum.models import LocalModel\n"
+        "print(LocalModel.load('some/tiny').model_hash())\n"
+        "LocalModel.load('some/other')\n"
+    )
+    env = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}
+    env["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == LocalModel.load(build.tiny_model_path()).model_hash()
+    assert done.stderr.splitlines()[-1].endswith("MissingFileError: no model folder some/other")

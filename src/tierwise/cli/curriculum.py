@@ -46,7 +46,8 @@ group.add_command(study)
 @click.option(
     "--model",
     required=True,
-    help="A model folder; 'tiny' is the one that ships; with --server, the name it is served as.",
+    help="A model folder or downloaded hub id; 'tiny' is the one that ships; with --server, "
+    "the name it is served as.",
 )
 @click.option(
     "--server",

@@ -133,7 +133,9 @@ def _known(error: Exception) -> TierwiseError | None:
         return StorageFullError(f"no space left{place}")
     if error.errno == errno.EROFS:
         return AccessError(f"a read-only file system:{place}")
-    if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
+    if error.errno in (
+        errno.EEXIST, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
+    ):  # fmt: skip
         return UsageError(f"{(error.strerror or str(error)).lower()}:{place}")
     if isinstance(error, PermissionError):
         return AccessError(f"not permitted:{place or ' ' + str(error)}")

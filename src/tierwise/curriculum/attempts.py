@@ -22,10 +22,11 @@ from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
 
-from tierwise.core.errors import DataError, StorageFullError
+from tierwise.core.errors import AccessError, DataError, StorageFullError
 from tierwise.curriculum.verdicts import Verdict
 
 LOG_NAME = "attempts.sqlite"
+_NO_ACCESS = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
 _SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE attempt (          -- one answer of one model to one question, or the error instead
@@ -157,6 +158,7 @@ class AttemptLog:
         path: The SQLite file.
 
     Raises:
+        AccessError: It may not be written to, or lies in a folder that may not.
         DataError: The file is not an attempt log, or one of a later version.
     """
 
@@ -171,6 +173,11 @@ class AttemptLog:
         except sqlite3.DatabaseError as error:
             self._db.close()
             self._refuse_full(error)
+            if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _NO_ACCESS:
+                raise AccessError(
+                    f"{path} cannot be opened for writing: {error}",
+                    hint="a log is written to even when it is read: copy it first",
+                ) from error
             raise DataError(f"{path} is not an attempt log: {error}") from error
 
     def __enter__(self) -> AttemptLog:

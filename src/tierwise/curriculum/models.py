@@ -12,7 +12,9 @@ Shapes: B rows, P prompt tokens, T generated tokens, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,7 +127,8 @@ class LocalModel:
         """Return the model of a local folder, or of a hub id when `local_only` is False.
 
         Args:
-            folder_or_id: A folder written by `save_pretrained`, or a hub id.
+            folder_or_id: A folder written by `save_pretrained`, or a hub id, which without the
+                network must have been downloaded before.
             template: What is put around each question.
             device: Where it runs; 32-bit floats on "cpu", the checkpoint's own type elsewhere.
             threads: Threads of torch in this process (more than one is slower under load, by
@@ -140,8 +143,8 @@ class LocalModel:
         _refuse_absent(device)
         if threads is not None:
             torch.set_num_threads(threads)
-        if local_only and not Path(folder_or_id).is_dir():
-            raise MissingFileError(f"no model folder {folder_or_id}")
+        if local_only:
+            folder_or_id = _local_folder(folder_or_id)
         if Path(folder_or_id, "adapter_config.json").is_file():
             raise DataError(
                 f"{folder_or_id} holds an adapter, not a model",
@@ -329,6 +332,21 @@ class LocalModel:
             finished_B=is_end_BT.any(1),
             texts=tuple(text.strip() for text in texts),
         )
+
+
+def _local_folder(folder_or_id: str | Path) -> Path:
+    """Return a model's folder, or where the hub's own client keeps what it downloaded."""
+    if Path(folder_or_id).is_dir():
+        return Path(folder_or_id)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder_or_id)):
+        from huggingface_hub import snapshot_download
+
+        with suppress(OSError, ValueError):  # not downloaded; no id at all
+            return Path(snapshot_download(str(folder_or_id), local_files_only=True))
+    raise MissingFileError(
+        f"no model folder {folder_or_id}",
+        hint="give a folder; a model of the hub is fetched first with: hf download ID",
+    )
 
 
 def _refuse_absent(device: str) -> None:
