@@ -172,3 +172,50 @@ def test_the_archive_loads_no_torch() -> None:
         "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_library_may_stand_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, discs = tmp_path / "vault", tmp_path / "elsewhere" / "discs"
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "note.txt").write_text("keep me\n" * 500)
+    made = ["archive", "init", str(root), "--disc-size", "2MiB", "--array", "2+1", "--slots", "9",
+            "--forepart", "16", "--library", str(discs)]  # fmt: skip
+    # an init that was cut off after it had made the library is taken up again
+    root.mkdir()
+    (root / "init.unfinished").touch()
+    discs.mkdir(parents=True)
+    (discs / "geometry.json").touch()
+    assert run(made) == 0
+    for args in (
+        ["import", str(root), str(tmp_path / "notes"), "kept"],
+        ["seal", str(root), "--partial"],
+        ["burn", str(root), "--partial"],
+        ["evict", str(root)],
+    ):
+        assert run(["archive", *args]) == 0
+    assert not (root / "library").exists()
+    assert list(discs.rglob("disc-*.img"))
+    assert as_json(capsys, "recall", str(root), "kept/note.txt")["files"] == 1
+    assert (
+        run(["archive", "export", str(root), "kept/note.txt", "--to", str(tmp_path / "back")]) == 0
+    )
+    (back,) = (tmp_path / "back").rglob("note.txt")
+    assert back.read_text() == "keep me\n" * 500
+
+
+@pytest.mark.parametrize(
+    ("library", "says"), [("full", "is not empty"), (".", "would hold the archive itself")]
+)
+def test_a_library_is_not_made_among_other_things(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], library: str, says: str
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "geometry.json").write_text("somebody's")
+    root = tmp_path / "vault"
+    args = ["archive", "init", str(root), "--library", str(tmp_path / library)]
+    assert run([*args, "--disc", "2MiB", "--array", "2+1", "--slots", "9"]) == 10
+    assert says in capsys.readouterr().err
+    assert not root.exists()
+    assert (tmp_path / "full" / "geometry.json").read_text() == "somebody's"

@@ -38,7 +38,7 @@ class ArchiveConfig:
         versions_kept: Contents of a file that stay listed; OLFS's version ring has 15 entries
             (same caution).
         buffer_size_bytes: What the disk buffer may hold before writers get ENOSPC; None: the disk.
-        library: Folder of the disc library, relative to the archive's root.
+        library: Folder of the disc library, absolute or relative to the archive's root.
         library_slots: Discs the library holds.
         devices: The changer and drives of a real library; None: a simulated one.
         format: Version of the archive's layout.

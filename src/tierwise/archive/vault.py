@@ -110,6 +110,7 @@ class Archive:
         forepart_bytes: int = 256 * 1024,
         versions_kept: int = 15,
         buffer_size_bytes: int | None = None,
+        library: Path | None = None,
         library_slots: int = 6120,
         devices: Devices | None = None,
         clock: Clock = time.time_ns,
@@ -127,6 +128,7 @@ class Archive:
             forepart_bytes: Head of each file that stays in the metadata volume.
             versions_kept: Contents of a file that stay listed.
             buffer_size_bytes: What the disk buffer may hold; None: the disk.
+            library: Folder of the library, new or empty; None: in the archive's.
             library_slots: Discs the library holds; a real one says so itself.
             devices: Changer and drives of a real library.
             clock: Nanoseconds since 1970: times of what is made here, and of events.
@@ -148,6 +150,7 @@ class Archive:
             forepart_bytes=forepart_bytes,
             versions_kept=versions_kept,
             buffer_size_bytes=buffer_size_bytes,
+            library="library" if library is None else str(library.absolute()),
             library_slots=library_slots,
             devices=devices,
         )

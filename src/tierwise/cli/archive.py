@@ -64,9 +64,12 @@ def _parts(thing: object) -> tuple[object, ...]:
 
 @group.command()
 @_ROOT
-@click.option("--disc", default="bd-100", show_default=True, help="bd-25 ... bd-128, or a size.")
+@click.option("--disc", "--disc-size", "disc", default="bd-100", show_default=True,
+              help="bd-25 ... bd-128, or a size.")  # fmt: skip
 @click.option("--array", default="10+2", show_default=True, help="Data + parity discs.")
 @click.option("--slots", default=6120, show_default=True, help="Discs the library holds.")
+@click.option("--library", type=click.Path(path_type=Path),
+              help="Folder of the simulated discs; default: in ROOT.")  # fmt: skip
 @click.option("--forepart", default="256KiB", show_default=True, help="Head of files kept on disk.")
 @click.option("--buffer", default=None, help="Size of the disk buffer; default: the disk.")
 @click.option("--changer", help="A real library's robot, like /dev/sg3; default: a simulated one.")
@@ -80,6 +83,7 @@ def init(  # noqa: PLR0917 - click gives them by name
     disc: str,
     array: str,
     slots: int,
+    library: Path | None,
     forepart: str,
     buffer: str | None,
     changer: str | None,
@@ -110,6 +114,7 @@ def init(  # noqa: PLR0917 - click gives them by name
         parity_discs=parity_discs,
         forepart_bytes=parse_size(forepart),
         buffer_size_bytes=None if buffer is None else parse_size(buffer),
+        library=library,
         library_slots=slots,
         devices=devices,
     ) as archive:
