@@ -421,3 +421,22 @@ def test_files_that_are_no_scores_and_ids_that_repeat(plain_sample: Sample, tmp_
             folder=tmp_path,
             seed=0,
         )
+
+
+def test_another_right_answer_is_asked_and_judged_again(
+    plain_sample: Sample, tmp_path: Path
+) -> None:
+    samples = [replace(plain_sample, id=f"s{number}") for number in range(3)]
+    config = ScoreConfig(cmab=False, blind=False, num_attempts=1, permilles=(0, 500))
+    first = score(samples, Counting(0.0), config=config, folder=tmp_path, seed=0)
+    assert [row.pass_rate for row in first.rows] == [1.0, 1.0, 1.0]
+    changed = [samples[0], replace(samples[1], answer="7"), samples[2]]
+    oracle = Counting(0.0)
+    again = score(changed, oracle, config=config, folder=tmp_path, seed=0)
+    assert [row.pass_rate for row in again.rows] == [1.0, 0.0, 1.0]
+    assert {request.sample.id for request in oracle.asked} == {"s1"}
+    with pytest.raises(
+        DataError, match="1 samples have changed since they were scored, such as 's"
+    ):
+        again.refuse_changed(samples)
+    again.refuse_changed(changed)

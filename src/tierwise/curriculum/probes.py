@@ -130,13 +130,18 @@ class Desk:
         )
 
     def prompt_hash(self, sample_id: str, *, greedy: bool, masked: bool, tree: bool = False) -> str:
-        """Return the hash of all that decides an answer beside the rest of its key."""
+        """Return the hash of all that decides an answer and its verdict beside the rest of its key.
+
+        The right answer is in it: a verdict on what was right before is none on what is right now.
+        """
         place = (sample_id, greedy, masked, tree)
         if place not in self._hashes:
             sample = self.samples[sample_id]
             parts = [
                 self.answerer.prompt_hash(),
                 sample.question,
+                sample.answer,
+                sample.task,
                 *(image_digest(path) for path in sample.images),
                 "greedy" if greedy else f"{self.sampling.temperature!r}",
                 str(self.sampling.max_new_tokens),
