@@ -78,7 +78,7 @@ class Updater:
         """
         pieces: list[tuple[bool, list[Row], list[tuple[float, ...]]]] = []
         # the memory behind the addresses lives as long as the tasks, even if p.data is replaced
-        keep = [(grad, slot.param.detach()) for slot, grad in work]
+        keep = [(grad, slot.param.untyped_storage()) for slot, grad in work]
         for bf16 in (False, True):
             chosen = [(slot, grad) for slot, grad in work if slot.is_bf16 == bf16]
             pieces += [(bf16, *piece) for piece in self._pieces(chosen, shadow=shadow, clip=clip)]
