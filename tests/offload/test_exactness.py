@@ -101,6 +101,64 @@ def test_events_together(seed: int) -> None:
     assert_same_bits(scenario, **options)
 
 
+FACTORS: dict[str, tuple[Any, ...]] = {
+    "case": ("gpt", "gpt-tied", "vit", "llava", "experts"),
+    "clip": CLIPS,
+    "accumulation": (1, 2, 3),
+    "mode": MODES,
+    "two_groups": (False, True),
+    "frozen": (False, True),
+    "event": (
+        {}, {"skipped": True}, {"late_lr": True}, {"poisoned": math.inf}, {"poisoned": math.nan},
+        {"resumed": 0}, {"resumed": 7}, {"resumed": 18},
+    ),
+    "work": (
+        {"num_threads": 1, "chunk_elements": 1 << 18}, {"num_threads": 1, "chunk_elements": 1024},
+        {"num_threads": 2, "chunk_elements": 64},
+    ),
+    "overlap_forward": (False, True),
+}  # fmt: skip
+"""What the result must not depend on; `test_full_product` has the product of most of it."""
+
+
+def _pairs(row: tuple[int, ...]) -> set[tuple[tuple[int, int], tuple[int, int]]]:
+    return set(itertools.combinations(enumerate(row), 2))
+
+
+def _covering_rows(seed: int = 0) -> list[tuple[int, ...]]:
+    """Return rows of places in FACTORS in which every two values of two factors meet."""
+    draw = random.Random(seed)
+    sizes = [len(values) for values in FACTORS.values()]
+    missing = {
+        pair
+        for (one, size), (other, other_size) in itertools.combinations(enumerate(sizes), 2)
+        for pair in itertools.product(
+            ((one, place) for place in range(size)), ((other, place) for place in range(other_size))
+        )
+    }
+    rows = []
+    while missing:
+        fixed = dict(min(missing))  # so that every row brings something new
+        tried = [
+            tuple(fixed.get(n, draw.randrange(size)) for n, size in enumerate(sizes))
+            for _ in range(200)
+        ]
+        best = max(tried, key=lambda row: len(_pairs(row) & missing))
+        missing -= _pairs(best)
+        rows.append(best)
+    return rows
+
+
+@pytest.mark.parametrize("row", _covering_rows(), ids=lambda row: "".join(map(str, row)))
+def test_every_two_of_the_matrix_together(row: tuple[int, ...]) -> None:
+    values = {
+        name: values[place] for (name, values), place in zip(FACTORS.items(), row, strict=True)
+    }
+    options = {"mode": values.pop("mode"), "overlap_forward": values.pop("overlap_forward")}
+    work, event = values.pop("work"), values.pop("event")
+    assert_same_bits(Scenario(**values, **event), **options, **work)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("accumulation", [1, 2, 3])
@@ -108,7 +166,8 @@ def test_events_together(seed: int) -> None:
 @pytest.mark.parametrize("case", ["gpt", "gpt-tied"])
 def test_full_product(case: str, clip: str, accumulation: int, mode: str) -> None:
     events: list[dict[str, Any]] = [
-        {}, {"skipped": True}, {"late_lr": True}, {"poisoned": math.inf}, {"resumed": 7},
+        {}, {"skipped": True}, {"late_lr": True}, {"poisoned": math.inf}, {"poisoned": math.nan},
+        {"resumed": 7},
     ]  # fmt: skip
     work = [{"num_threads": 1, "chunk_elements": 1 << 18}, {"num_threads": 2, "chunk_elements": 64}]
     for event, two_groups, frozen, options in itertools.product(
