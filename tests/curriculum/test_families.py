@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from tierwise.core.errors import DataError
-from tierwise.curriculum.models import LocalModel
+from tierwise.curriculum.balance import Variant, balance_of
+from tierwise.curriculum.cmab import measure_balance, token_sets
+from tierwise.curriculum.models import LocalModel, Prompts, append_tokens
 from tierwise.curriculum.probes import Sampling
 from tierwise.curriculum.rscore import Tree
-from tierwise.curriculum.samples import SampleSet, load_image
+from tierwise.curriculum.samples import Sample, SampleSet, load_image
 from tierwise.curriculum.scoring import ScoreConfig, score
 from tierwise.curriculum.tiny import build
 
@@ -162,6 +164,27 @@ def check_probes(
     per_row = torch.isin(prompts.inputs["input_ids"], images).sum(1)
     # 48 pixels: 6 x 6 patches, merged by 2 x 2 in most families
     assert per_row.tolist() == [num_image_tokens] * 5
+    check_balance(model, samples, prompts)
+
+
+def check_balance(model: LocalModel, samples: Sequence[Sample], prompts: Prompts) -> None:
+    """What is streamed is what the family's own eager attention says, scale and window included."""
+    done = model.generate(prompts, seeds=range(5), temperature=1.0, max_new_tokens=6)
+    found = measure_balance(model, samples, prompts, done)
+    sets_BSP = token_sets(model, samples, prompts)
+    inputs = append_tokens(prompts, done.token_ids_BT[:, :-1], done.lengths_B).inputs
+    model.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = model.model(**inputs, use_cache=False, output_attentions=True).attentions
+    model.model.set_attn_implementation("sdpa")
+    length = sets_BSP.shape[2]
+    rows_LBTP = torch.stack(maps).mean(2)[:, :, length - 1 :, :length]
+    for row, one in enumerate(found):
+        image, text, _, _ = (
+            (rows_LBTP[:, row, : one.num_tokens] * member).sum(2).tolist()
+            for member in sets_BSP[row]
+        )
+        assert one.ratios[Variant.SUM] == pytest.approx(balance_of(image, text), rel=1e-3)
 
 
 GEMMA_TOKENS = {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<img>"}
