@@ -208,3 +208,16 @@ def test_a_recipe_that_cannot_go_on_leaves_the_folder_as_it_was(
     assert run([*command, "--set", "grpo_optimizer.lr=1e-5"]) == 10
     assert "another setting of the optimizer" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_scores_that_cannot_be_written_are_refused_before_anything_is_asked(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(home / "held" / "samples.jsonl")
+    (tmp_path / "file").write_text("x")
+    places = ((tmp_path, "is a folder"), (tmp_path / "file" / "s.jsonl", "file exists"))
+    for out, says in places:
+        assert run(["curriculum", "eval", str(home / "model"), data, "--out", str(out)]) == 2
+        said = capsys.readouterr().err
+        assert says in said
+        assert "evaluating" not in said

@@ -59,6 +59,8 @@ def evaluate(
     require_extra("curriculum")
     from tierwise.curriculum.benchmarks.catalogue import holds_benchmark
 
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder", hint="--out names the file of scores")
     if (judge_url is None) != (judge_model is None):
         raise UsageError("--judge and --judge-model go together")
     if benchmark is not None or holds_benchmark(data):
@@ -110,6 +112,7 @@ def _evaluate_samples(
     settings = parse_config(evaluation.EvalConfig, "", overrides=overrides, name="--set")
     samples = read_any(data, skip_bad=skip_bad).samples
     before = None if against is None else evaluation.read_scores(against)
+    out.parent.mkdir(parents=True, exist_ok=True)  # rather than find out after hours of answers
     scores = evaluation.evaluate(
         LocalModel.load(model_path(model, Path()), device=device),
         samples,

@@ -170,7 +170,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked.append(number)
-        click.echo("stopping after this step; again to stop now", err=True)
+        click.echo("stopping after this step or evaluation; again to stop now", err=True)
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
