@@ -169,9 +169,15 @@ class _Fixed(BaseHTTPRequestHandler):
         """Keep quiet."""
 
 
+class _Ready(ThreadingHTTPServer):
+    """Lets many connect at once: beyond its own 5 places a connection waits for a second."""
+
+    request_queue_size = 128
+
+
 @contextmanager
 def _server() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Fixed)
+    server = _Ready(("127.0.0.1", 0), _Fixed)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import pytest
 from PIL import Image
 
+from tierwise.cli.main import run
 from tierwise.core.errors import UsageError
 from tierwise.curriculum.adaptive import Adaptive
 from tierwise.curriculum.answerers import LocalAnswerer, Request
@@ -278,6 +279,34 @@ def test_a_pool_that_cannot_answer_is_refused() -> None:
         pool("host:8000")
     with pytest.raises(UsageError, match="needs an endpoint"):
         pool()
+    with pytest.raises(UsageError, match="needs a timeout"):
+        pool("http://host:8000", timeout_s=0.0)
+
+
+def test_the_command_line_says_how_many_are_in_flight_and_how_long_to_wait(
+    plain_sample: Sample, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"question": "is it white ?", "answer": "1", "images": [str(plain_sample.images[0])]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    settings = ["cmab=false", "blind=false", "permilles=[0]", "num_attempts=8",
+                "server.per_endpoint=2", "server.timeout_s=0.3", "server.retries=0"]  # fmt: skip
+    command = ["curriculum", "score", str(tmp_path / "rows.jsonl"), "--model", "tiny", "--json"]
+    command += [part for one in settings for part in ("--set", one)]
+
+    def behave(talk: Conversation, body: dict[str, Any]) -> None:
+        if body["temperature"] == 0:
+            talk.leave()  # nobody waits for it any more when the others are asked
+            time.sleep(1.0)
+        else:
+            time.sleep(0.02)
+            talk.say("1")
+
+    with serving(behave) as server:
+        assert run([*command, "--server", server.url, "--out", str(tmp_path / "scores")]) == 0
+        assert server.most <= 2
+        assert len(server.bodies) == 9
+    result = json.loads(capsys.readouterr().out)
+    assert (result["errors"], result["commonest_error"]) == (1, "server_timeout")
 
 
 PROGRAM = """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tierwise.curriculum.models import LocalModel
     from tierwise.curriculum.samples import SampleSet
     from tierwise.curriculum.scoring import ScoreConfig
-    from tierwise.curriculum.server import ServerPool
+    from tierwise.curriculum.server import ServerPool, Serving
 
 _ARMS = (
     "all", "mid+hard", "random", "unsolved", "band", "easy", "medium", "hard", "random-medium",
@@ -100,7 +100,7 @@ def score(
     from tierwise.curriculum.scores import SCORES_NAME
     from tierwise.curriculum.scoring import score as run
 
-    answerer = _answerer(model, servers, device)
+    answerer = _answerer(model, servers, settings.server, device)
     try:
         found = run(
             samples,
@@ -348,13 +348,22 @@ def _read(data: Path, *, question: str, skip_bad: bool) -> SampleSet:
     return read_any(data, skip_bad=skip_bad, question=question)
 
 
-def _answerer(model: str, servers: tuple[str, ...], device: str) -> LocalModel | ServerPool:
+def _answerer(
+    model: str, servers: tuple[str, ...], serving: Serving, device: str
+) -> LocalModel | ServerPool:
     from tierwise.curriculum.models import LocalModel
     from tierwise.curriculum.server import ServerPool
 
     if servers:
         key = os.environ.get("OPENAI_API_KEY", "")
-        return ServerPool(endpoints=servers, model=model, api_key=key)
+        return ServerPool(
+            endpoints=servers,
+            model=model,
+            api_key=key,
+            per_endpoint=serving.per_endpoint,
+            timeout_s=serving.timeout_s,
+            retries=serving.retries,
+        )
     if model != "tiny":
         return LocalModel.load(model, device=device)
     from tierwise.curriculum.tiny.build import tiny_model_path

@@ -31,6 +31,7 @@ from tierwise.curriculum.probes import Desk, Masking, Sampling
 from tierwise.curriculum.rscore import Tree, r_score, rscore_strata
 from tierwise.curriculum.samples import Sample, SampleSet, content_hash
 from tierwise.curriculum.scores import CONFIG_NAME, SCORES_NAME, Score, Scores, write_scores
+from tierwise.curriculum.server import Serving
 from tierwise.curriculum.trees import ask_trees, leaves_of
 from tierwise.curriculum.verdicts import Verdict
 
@@ -53,6 +54,7 @@ class ScoreConfig:
         tree: The tree's shape, and the edits that its score allows.
         sampling: Temperature, token limit, batch size.
         masking: Kind and colour of the mask.
+        server: How servers are asked, where there are any.
     """
 
     num_attempts: int = pism.PAPER_ATTEMPTS
@@ -68,6 +70,7 @@ class ScoreConfig:
     tree: Tree = field(default_factory=Tree)
     sampling: Sampling = field(default_factory=Sampling)
     masking: Masking = field(default_factory=Masking)
+    server: Serving = field(default_factory=Serving)
 
     def check(self) -> None:
         """Return if the values make sense.

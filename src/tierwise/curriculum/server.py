@@ -16,6 +16,7 @@ import hashlib
 import http.client
 import io
 import json
+import math
 import queue
 import threading
 import time
@@ -52,6 +53,21 @@ class _Refused(Exception):
         self.fault, self.again = fault, again
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How servers are asked; the batch size bounds the requests in flight too.
+
+    Attributes:
+        per_endpoint: Requests in flight at one endpoint.
+        timeout_s: For one try, in seconds.
+        retries: Further tries after the first, each at the next endpoint.
+    """
+
+    per_endpoint: int = 8
+    timeout_s: float = 600.0
+    retries: int = 3
+
+
 @dataclass(slots=True, kw_only=True)
 class ServerPool:
     """Servers that all serve one model.
@@ -84,6 +100,8 @@ class ServerPool:
             raise UsageError(
                 "a pool needs an endpoint, a request in flight and no negative retries"
             )
+        if not 0 < self.timeout_s < math.inf:
+            raise UsageError("a pool needs a timeout of more than 0 seconds")
         for endpoint in self.endpoints:
             if not endpoint.startswith(("http://", "https://")):
                 raise UsageError(f"{endpoint!r} is no http address")
