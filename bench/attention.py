@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from harness import Row, ratio_row, row_of, time_in_turn, write_results
-from tierwise.curriculum.cmab import measure_balance, text_config
+from tierwise.curriculum.difficulty.cmab import measure_balance, text_config
 from tierwise.curriculum.models import Completions, LocalModel, Prompts, append_tokens
 from tierwise.curriculum.samples import Sample, load_image, read_samples
 from tierwise.curriculum.tiny.build import (

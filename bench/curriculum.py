@@ -25,12 +25,12 @@ from PIL import Image
 
 from harness import Row, ratio_row, row_of, time_in_turn, write_results
 from tierwise.curriculum.answerers import Request
-from tierwise.curriculum.masks import mask_picture
+from tierwise.curriculum.difficulty.masks import mask_picture
+from tierwise.curriculum.difficulty.probes import Sampling
+from tierwise.curriculum.difficulty.scores import Score
+from tierwise.curriculum.difficulty.scoring import ScoreConfig, score
 from tierwise.curriculum.models import LocalModel
-from tierwise.curriculum.probes import Sampling
 from tierwise.curriculum.samples import Sample, load_image, read_samples
-from tierwise.curriculum.scores import Score
-from tierwise.curriculum.scoring import ScoreConfig, score
 from tierwise.curriculum.server import ServerPool
 from tierwise.curriculum.tiny.build import tiny_model_path
 from tierwise.curriculum.tiny.tasks import write_dataset

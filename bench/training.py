@@ -30,14 +30,8 @@ import torch
 from trl.data_utils import prepare_multimodal_messages
 
 from harness import Row, ratio_row, row_of, time_in_turn, write_results
-from tierwise.curriculum import trl_backend
-from tierwise.curriculum.book import TrainResult
-from tierwise.curriculum.grpo import GrpoConfig, Loss, policy_loss, token_weights
 from tierwise.curriculum.keyed import key_seed
-from tierwise.curriculum.loop import SamplingConfig, TrainConfig, train_grpo
 from tierwise.curriculum.models import LocalModel, Prompts
-from tierwise.curriculum.recipe import judged
-from tierwise.curriculum.rollouts import Rollouts, completion_logprobs, sample_rollouts
 from tierwise.curriculum.samples import Sample, load_image, read_samples
 from tierwise.curriculum.tiny.build import (
     TinyConfig,
@@ -46,7 +40,13 @@ from tierwise.curriculum.tiny.build import (
     tiny_model_path,
 )
 from tierwise.curriculum.tiny.tasks import write_dataset
-from tierwise.curriculum.trl_data import grpo_row, ordered_dataset, verdict_rewards
+from tierwise.curriculum.training import trl_backend
+from tierwise.curriculum.training.book import TrainResult
+from tierwise.curriculum.training.grpo import GrpoConfig, Loss, policy_loss, token_weights
+from tierwise.curriculum.training.loop import SamplingConfig, TrainConfig, train_grpo
+from tierwise.curriculum.training.recipe import judged
+from tierwise.curriculum.training.rollouts import Rollouts, completion_logprobs, sample_rollouts
+from tierwise.curriculum.training.trl_data import grpo_row, ordered_dataset, verdict_rewards
 
 NUM_PROMPTS, GROUP_SIZE, MAX_NEW_TOKENS = 16, 8, 8
 NUM_RUNS, NUM_STEPS, NUM_MEMORY_RUNS = 7, 4, 3

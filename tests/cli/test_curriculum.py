@@ -67,7 +67,7 @@ def test_a_score_says_which_error_was_the_commonest(
 def test_the_report_holds_everything_and_serves_an_unfinished_run_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tierwise.curriculum.probes import Desk
+    from tierwise.curriculum.difficulty.probes import Desk
 
     tasks.write_dataset(tmp_path, num_samples=24, seed=9, split="held_out")
     data = tmp_path / "samples.jsonl"

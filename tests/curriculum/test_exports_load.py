@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from tierwise.cli.main import run
+from tierwise.curriculum.difficulty.scores import SCORES_NAME
 from tierwise.curriculum.samples import read_samples
-from tierwise.curriculum.scores import SCORES_NAME
 from tierwise.curriculum.tiny import build, tasks
 
 datasets = pytest.importorskip("datasets")
@@ -59,7 +59,7 @@ def test_trl_loads_and_trains_on_its_layout(
     trl = pytest.importorskip("trl")
     from huggingface_hub import constants
 
-    from tierwise.curriculum.trl_data import verdict_rewards
+    from tierwise.curriculum.training.trl_data import verdict_rewards
 
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
     rows = load("trl", "json")

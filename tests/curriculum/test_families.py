@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tierwise.core.errors import DataError
-from tierwise.curriculum.balance import Variant, balance_of
-from tierwise.curriculum.cmab import measure_balance, token_sets
+from tierwise.curriculum.difficulty.balance import Variant, balance_of
+from tierwise.curriculum.difficulty.cmab import measure_balance, token_sets
+from tierwise.curriculum.difficulty.probes import Sampling
+from tierwise.curriculum.difficulty.rscore import Tree
+from tierwise.curriculum.difficulty.scoring import ScoreConfig, score
 from tierwise.curriculum.models import LocalModel, Prompts, append_tokens
-from tierwise.curriculum.probes import Sampling
-from tierwise.curriculum.rscore import Tree
 from tierwise.curriculum.samples import Sample, SampleSet, load_image
-from tierwise.curriculum.scoring import ScoreConfig, score
 from tierwise.curriculum.tiny import build
 
 QWEN_TOKENS = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]

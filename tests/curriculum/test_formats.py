@@ -5,9 +5,9 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from tierwise.curriculum.attempts import _SCHEMA
+from tierwise.curriculum.difficulty.attempts import _SCHEMA
+from tierwise.curriculum.difficulty.scores import Score
 from tierwise.curriculum.samples import ImageFault
-from tierwise.curriculum.scores import Score
 
 DOCS = Path(__file__).parents[2] / "docs" / "formats"
 
@@ -37,6 +37,7 @@ def test_the_tests_that_the_papers_page_names_are_there() -> None:
         module = ""
         for file, first, further in names:
             module = file or module
-            source = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
+            (file_of,) = Path(__file__).parent.rglob(f"{module}.py")
+            source = file_of.read_text(encoding="utf-8")
             for name in filter(None, (first, further)):
                 assert f"def {name}(" in source, f"{module} has no {name}"

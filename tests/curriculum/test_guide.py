@@ -14,9 +14,9 @@ import pytest
 
 from tierwise.core.config import parse_config
 from tierwise.curriculum.models import LocalModel
-from tierwise.curriculum.recipe import RecipeConfig
 from tierwise.curriculum.samples import read_samples
 from tierwise.curriculum.tiny.build import tiny_model_path
+from tierwise.curriculum.training.recipe import RecipeConfig
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "curriculum.md"
 _BLOCK = re.compile(r"<!-- walk(?:: file (\S+))? -->\n```(sh|python|toml)\n(.*?)```", re.DOTALL)

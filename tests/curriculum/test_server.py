@@ -21,15 +21,15 @@ from PIL import Image
 
 from tierwise.cli.main import run
 from tierwise.core.errors import UsageError
-from tierwise.curriculum.adaptive import Adaptive
 from tierwise.curriculum.answerers import LocalAnswerer, Request
+from tierwise.curriculum.difficulty.adaptive import Adaptive
+from tierwise.curriculum.difficulty.pism import Stratum
+from tierwise.curriculum.difficulty.probes import Sampling
+from tierwise.curriculum.difficulty.scores import Scores
+from tierwise.curriculum.difficulty.scoring import ScoreConfig, score
 from tierwise.curriculum.keyed import key_seed
 from tierwise.curriculum.models import LocalModel, PromptTemplate
-from tierwise.curriculum.pism import Stratum
-from tierwise.curriculum.probes import Sampling
 from tierwise.curriculum.samples import Sample, SampleSet, load_image
-from tierwise.curriculum.scores import Scores
-from tierwise.curriculum.scoring import ScoreConfig, score
 from tierwise.curriculum.server import ServerPool, _content
 
 NO_TEXT = b'{"choices": [{"message": {"content": null}}]}'

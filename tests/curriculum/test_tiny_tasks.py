@@ -18,8 +18,8 @@ from scipy.ndimage import label
 from sklearn.datasets import load_digits
 
 from tierwise.core.errors import UsageError
-from tierwise.curriculum.sft import read_targets
 from tierwise.curriculum.tiny import build, tasks
+from tierwise.curriculum.training.sft import read_targets
 
 SPLITS: tuple[tasks.Split, ...] = ("train", "held_out")
 seeds = st.integers(0, 2**31)

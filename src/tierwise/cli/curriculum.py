@@ -14,9 +14,9 @@ from tierwise.cli.curriculum_train import study, train
 from tierwise.cli.options import InterruptedVerb, debug_option, json_option, print_result
 
 if TYPE_CHECKING:
+    from tierwise.curriculum.difficulty.scoring import ScoreConfig
     from tierwise.curriculum.models import LocalModel
     from tierwise.curriculum.samples import SampleSet
-    from tierwise.curriculum.scoring import ScoreConfig
     from tierwise.curriculum.server import ServerPool, Serving
 
 _ARMS = (
@@ -89,7 +89,7 @@ def score(
 
     require_extra("curriculum")
     from tierwise.core.progress import choose_progress
-    from tierwise.curriculum.attempts import LOG_NAME
+    from tierwise.curriculum.difficulty.attempts import LOG_NAME
 
     settings = _settings(config, overrides)
     samples = _read(data, question=question, skip_bad=skip_bad)
@@ -97,8 +97,8 @@ def score(
         raise StateError(
             f"{out} holds attempts already", hint="add --resume to go on, or choose another --out"
         )
-    from tierwise.curriculum.scores import SCORES_NAME
-    from tierwise.curriculum.scoring import score as run
+    from tierwise.curriculum.difficulty.scores import SCORES_NAME
+    from tierwise.curriculum.difficulty.scoring import score as run
 
     answerer = _answerer(model, servers, settings.server, device)
     try:
@@ -112,7 +112,7 @@ def score(
         )
     except KeyboardInterrupt as error:
         raise InterruptedVerb("run it again with --resume to go on") from error
-    from tierwise.curriculum.pism import Stratum, strata_counts
+    from tierwise.curriculum.difficulty.pism import Stratum, strata_counts
 
     counts = strata_counts([row.pism_stratum for row in found.rows])
     result: dict[str, object] = {
@@ -172,9 +172,9 @@ def select(
     from tierwise.core.extras import require_extra
 
     require_extra("curriculum")
-    from tierwise.curriculum.scores import SCORES_NAME, read_scores
-    from tierwise.curriculum.select import Arm, write_selection
-    from tierwise.curriculum.select import select as choose
+    from tierwise.curriculum.difficulty.scores import SCORES_NAME, read_scores
+    from tierwise.curriculum.difficulty.select import Arm, write_selection
+    from tierwise.curriculum.difficulty.select import select as choose
 
     samples = _read(data, question=question, skip_bad=skip_bad)
     chosen = choose(
@@ -212,12 +212,12 @@ def report(
     require_extra("curriculum")
     require_extra("report")
     from tierwise.core.report import Report, write_report
-    from tierwise.curriculum.attempts import LOG_NAME, AttemptLog
-    from tierwise.curriculum.cost import cost_section, costs_of
+    from tierwise.curriculum.difficulty.attempts import LOG_NAME, AttemptLog
+    from tierwise.curriculum.difficulty.cost import cost_section, costs_of
+    from tierwise.curriculum.difficulty.evidence import audit_section, looking_section
+    from tierwise.curriculum.difficulty.figures import report_section
+    from tierwise.curriculum.difficulty.scores import CONFIG_NAME, SCORES_NAME, Scores, read_scores
     from tierwise.curriculum.duplicates import find_duplicates
-    from tierwise.curriculum.evidence import audit_section, looking_section
-    from tierwise.curriculum.figures import report_section
-    from tierwise.curriculum.scores import CONFIG_NAME, SCORES_NAME, Scores, read_scores
 
     samples = _read(data, question=question, skip_bad=skip_bad)
     config = folder / CONFIG_NAME
@@ -332,7 +332,7 @@ def audit_reward(
 
 def _settings(config: Path | None, overrides: tuple[str, ...]) -> ScoreConfig:
     from tierwise.core.config import load_config, parse_config
-    from tierwise.curriculum.scoring import ScoreConfig
+    from tierwise.curriculum.difficulty.scoring import ScoreConfig
 
     if config is None:
         settings = parse_config(ScoreConfig, "", overrides=overrides, name="--set")

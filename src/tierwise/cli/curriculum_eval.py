@@ -12,8 +12,8 @@ from tierwise.cli.options import InterruptedVerb, debug_option, json_option, pri
 
 if TYPE_CHECKING:
     from tierwise.curriculum.benchmarks.run import BenchmarkResult
-    from tierwise.curriculum.evaluate import Difference, SampleScore
     from tierwise.curriculum.server import ServerPool
+    from tierwise.curriculum.training.evaluate import Difference, SampleScore
 
 
 @click.command(name="eval")
@@ -104,10 +104,10 @@ def _evaluate_samples(
 ) -> None:
     from tierwise.core.config import parse_config
     from tierwise.core.progress import choose_progress
-    from tierwise.curriculum import evaluate as evaluation
     from tierwise.curriculum.layouts import read_any
     from tierwise.curriculum.models import LocalModel
-    from tierwise.curriculum.recipe import judged, model_path, read_strata
+    from tierwise.curriculum.training import evaluate as evaluation
+    from tierwise.curriculum.training.recipe import judged, model_path, read_strata
 
     settings = parse_config(evaluation.EvalConfig, "", overrides=overrides, name="--set")
     samples = read_any(data, skip_bad=skip_bad).samples
@@ -142,7 +142,7 @@ def _changes(
     seed: int,
     num_resamples: int,
 ) -> dict[str, object]:
-    from tierwise.curriculum.evaluate import differences
+    from tierwise.curriculum.training.evaluate import differences
 
     if before is None:
         return {}
@@ -175,9 +175,9 @@ def _evaluate_benchmark(
     from tierwise.curriculum.answerers import LocalAnswerer
     from tierwise.curriculum.benchmarks import run
     from tierwise.curriculum.benchmarks.catalogue import find_benchmark, read_items
-    from tierwise.curriculum.evaluate import read_scores, write_scores
     from tierwise.curriculum.models import LocalModel
-    from tierwise.curriculum.recipe import model_path
+    from tierwise.curriculum.training.evaluate import read_scores, write_scores
+    from tierwise.curriculum.training.recipe import model_path
 
     settings = parse_config(run.BenchmarkConfig, "", overrides=overrides, name="--set")
     chosen, files = find_benchmark(data, benchmark)

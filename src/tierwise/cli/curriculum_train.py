@@ -16,7 +16,7 @@ from tierwise.cli.options import debug_option, json_option, print_result
 if TYPE_CHECKING:
     import torch
 
-    from tierwise.curriculum.recipe import OptimizerConfig
+    from tierwise.curriculum.training.recipe import OptimizerConfig
 
 
 @click.command()
@@ -32,7 +32,7 @@ def train(*, config: Path, out: Path, overrides: tuple[str, ...], as_json: bool)
     require_extra("curriculum")
     from tierwise.core.config import load_config
     from tierwise.core.progress import choose_progress
-    from tierwise.curriculum.recipe import RecipeConfig, is_first_process, run_recipe
+    from tierwise.curriculum.training.recipe import RecipeConfig, is_first_process, run_recipe
 
     recipe = load_config(RecipeConfig, config, overrides)
     with stop_on_signal() as stop:
@@ -83,10 +83,10 @@ def study(
     from tierwise.core.progress import choose_progress
     from tierwise.core.records import write_whole
     from tierwise.core.report import write_report
-    from tierwise.curriculum.price import price
+    from tierwise.curriculum.experiment.price import price
+    from tierwise.curriculum.experiment.study import StudyConfig, cells_of, read_rates, run_study
+    from tierwise.curriculum.experiment.study_analysis import analyse
     from tierwise.curriculum.samples import read_samples
-    from tierwise.curriculum.study import StudyConfig, cells_of, read_rates, run_study
-    from tierwise.curriculum.study_analysis import analyse
 
     settings = load_config(StudyConfig, config, overrides)
     if dry_run:
@@ -112,7 +112,7 @@ def study(
         )
         if stop():
             raise KeyboardInterrupt
-    from tierwise.curriculum.study_report import study_report
+    from tierwise.curriculum.experiment.study_report import study_report
 
     write_whole(out / "config.toml", dump_config(settings))
     rates = read_rates(settings, out)

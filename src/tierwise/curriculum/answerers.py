@@ -118,7 +118,7 @@ class LocalAnswerer:
         )
         ratios: Sequence[Mapping[str, float] | None] = [None] * len(requests)
         if balance and not blind:
-            from tierwise.curriculum.cmab import measure_balance
+            from tierwise.curriculum.difficulty.cmab import measure_balance
 
             found = measure_balance(self.model, samples, prompts, done)
             ratios = [{str(name): value for name, value in one.ratios.items()} for one in found]

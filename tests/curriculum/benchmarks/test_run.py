@@ -24,7 +24,6 @@ from tests.curriculum.benchmarks.small_files import (
 from tierwise.cli.main import run as tierwise
 from tierwise.core.errors import DataError, MissingFileError, UsageError
 from tierwise.curriculum.answerers import LocalAnswerer
-from tierwise.curriculum.attempts import LOG_NAME, AttemptLog
 from tierwise.curriculum.benchmarks.catalogue import (
     BENCHMARKS,
     benchmark_named,
@@ -38,11 +37,12 @@ from tierwise.curriculum.benchmarks.run import (
     BenchmarkResult,
     run_benchmark,
 )
-from tierwise.curriculum.evaluate import read_scores
+from tierwise.curriculum.difficulty.attempts import LOG_NAME, AttemptLog
 from tierwise.curriculum.models import LocalModel
 from tierwise.curriculum.samples import Sample
 from tierwise.curriculum.server import ServerPool
 from tierwise.curriculum.tiny import tasks
+from tierwise.curriculum.training.evaluate import read_scores
 
 QUICK = BenchmarkConfig(max_new_tokens=8, num_resamples=200)
 NUM_DRAWN = 12

@@ -23,7 +23,7 @@ from tierwise.core.errors import DataError
 from tierwise.curriculum.benchmarks import hallusionbench, mmstar, mmvet
 from tierwise.curriculum.benchmarks.items import Item, Mark, UnreadableReplyError
 from tierwise.curriculum.benchmarks.measures import cluster_interval, measures
-from tierwise.curriculum.passrate import wilson_interval
+from tierwise.curriculum.difficulty.passrate import wilson_interval
 
 
 def scored(item: Item, text: str) -> float:

@@ -15,8 +15,8 @@ from tierwise.cli.steps import StepContext
 from tierwise.core.records import RunRecord
 from tierwise.core.report import Report, Section, Table, Text, write_report
 from tierwise.core.units import format_usd
-from tierwise.curriculum.evaluate import Decoding, Difference, differences, read_scores
-from tierwise.curriculum.training_figures import training_section
+from tierwise.curriculum.training.evaluate import Decoding, Difference, differences, read_scores
+from tierwise.curriculum.training.training_figures import training_section
 
 
 def run_page(context: StepContext, settings: DemoSettings) -> dict[str, object]:

@@ -13,13 +13,13 @@ from tierwise.cli.demo.settings import DemoSettings
 from tierwise.cli.steps import StepContext
 from tierwise.core.records import hash_file, write_whole
 from tierwise.core.report import Section
-from tierwise.curriculum.figures import report_section
+from tierwise.curriculum.difficulty.figures import report_section
+from tierwise.curriculum.difficulty.probes import Masking, Sampling
+from tierwise.curriculum.difficulty.scores import SCORES_NAME, read_scores
+from tierwise.curriculum.difficulty.scoring import ScoreConfig, score
+from tierwise.curriculum.difficulty.select import Arm, select, write_selection
 from tierwise.curriculum.models import LocalModel
-from tierwise.curriculum.probes import Masking, Sampling
 from tierwise.curriculum.samples import read_samples
-from tierwise.curriculum.scores import SCORES_NAME, read_scores
-from tierwise.curriculum.scoring import ScoreConfig, score
-from tierwise.curriculum.select import Arm, select, write_selection
 from tierwise.curriculum.tiny.build import tiny_model_path
 from tierwise.curriculum.tiny.tasks import write_dataset
 

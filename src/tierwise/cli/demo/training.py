@@ -20,8 +20,11 @@ from tierwise.cli.demo.settings import DemoSettings
 from tierwise.cli.steps import StepContext
 from tierwise.core.records import write_whole
 from tierwise.core.report import Figure
-from tierwise.curriculum.checkpoint import TENSORS_NAME
-from tierwise.curriculum.evaluate import (
+from tierwise.curriculum.models import LocalModel
+from tierwise.curriculum.samples import Sample, read_samples
+from tierwise.curriculum.tiny.build import tiny_model_path
+from tierwise.curriculum.training.checkpoint import TENSORS_NAME
+from tierwise.curriculum.training.evaluate import (
     EvalConfig,
     SampleScore,
     differences,
@@ -29,17 +32,14 @@ from tierwise.curriculum.evaluate import (
     read_scores,
     write_scores,
 )
-from tierwise.curriculum.loop import (
+from tierwise.curriculum.training.loop import (
     GrpoConfig,
     SamplingConfig,
     TrainConfig,
     TrainResult,
     train_grpo,
 )
-from tierwise.curriculum.models import LocalModel
-from tierwise.curriculum.recipe import judged
-from tierwise.curriculum.samples import Sample, read_samples
-from tierwise.curriculum.tiny.build import tiny_model_path
+from tierwise.curriculum.training.recipe import judged
 from tierwise.offload import OffloadAdamW, Trace, fingerprint
 from tierwise.offload.trace import (
     draw_timeline,

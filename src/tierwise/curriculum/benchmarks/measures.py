@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tierwise.curriculum.benchmarks.items import Item, Mark
-from tierwise.curriculum.evaluate import Floats, mean_interval
-from tierwise.curriculum.passrate import wilson_interval
+from tierwise.curriculum.difficulty.passrate import wilson_interval
+from tierwise.curriculum.training.evaluate import Floats, mean_interval
 
 ALL = "all"
 _CATEGORY = "category:"

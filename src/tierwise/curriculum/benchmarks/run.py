@@ -23,14 +23,14 @@ from tierwise.core.progress import SILENT, Progress
 from tierwise.core.records import write_whole
 from tierwise.curriculum.answerers import Answerer
 from tierwise.curriculum.answers import AnswerKind
-from tierwise.curriculum.attempts import LOG_NAME, Attempt, AttemptLog, Probe
 from tierwise.curriculum.benchmarks.catalogue import Benchmark, JudgeUse
 from tierwise.curriculum.benchmarks.items import Item, ItemSet, Mark, UnreadableReplyError
 from tierwise.curriculum.benchmarks.measures import ALL, Measure, measures
-from tierwise.curriculum.evaluate import SampleScore
-from tierwise.curriculum.probes import Desk, Sampling
+from tierwise.curriculum.difficulty.attempts import LOG_NAME, Attempt, AttemptLog, Probe
+from tierwise.curriculum.difficulty.probes import Desk, Sampling
 from tierwise.curriculum.samples import IMAGE_TAG, Sample
 from tierwise.curriculum.server import ServerPool
+from tierwise.curriculum.training.evaluate import SampleScore
 from tierwise.curriculum.verdicts import Judgement, Verdict
 
 PUBLISHED = "published rule"
