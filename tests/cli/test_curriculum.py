@@ -38,6 +38,11 @@ def test_score_select_report(
     assert "holds attempts already" in capsys.readouterr().err
     assert run([*score, "--resume"]) == 0
     assert json.loads(capsys.readouterr().out) == result
+    plain = [one for one in score if one not in QUICK]  # goes on with what was asked, too
+    settings = (tmp_path / "scores" / "config.toml").read_text()
+    assert run([*plain, "--resume"]) == 0
+    assert json.loads(capsys.readouterr().out) == result
+    assert (tmp_path / "scores" / "config.toml").read_text() == settings
 
     arm = tmp_path / "all.jsonl"
     select = ["curriculum", "select", str(data), "--scores", out, "--arm", "all"]

@@ -63,7 +63,11 @@ group.add_command(study)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting.")
 @click.option("--seed", default=0, show_default=True, help="Of every mask and token.")
 @click.option("--device", default="cpu", show_default=True, help="Where a local model runs.")
-@click.option("--resume", is_flag=True, help="Go on with the attempts already in the folder.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the attempts in the folder, and without --config and --set with its settings.",
+)
 @_question_option
 @click.option("--skip-bad", is_flag=True, help="Leave malformed rows out and count them.")
 @json_option
@@ -90,7 +94,10 @@ def score(
     require_extra("curriculum")
     from tierwise.core.progress import choose_progress
     from tierwise.curriculum.difficulty.attempts import LOG_NAME
+    from tierwise.curriculum.difficulty.scores import CONFIG_NAME
 
+    if resume and config is None and not overrides and (out / CONFIG_NAME).exists():
+        config = out / CONFIG_NAME  # go on with what was asked, not with the defaults
     settings = _settings(config, overrides)
     samples = _read(data, question=question, skip_bad=skip_bad)
     if (out / LOG_NAME).exists() and not resume:
